@@ -1,0 +1,82 @@
+"""Suffuse finds images the way diffusion does, at the speed of a nearest-neighbour search.
+
+    import numpy as np, suffuse
+
+    suffuse.build(np.load("features.npy"), "photos.index")
+    index = suffuse.Index.open("photos.index")
+    hits = index.search(queries, top=10)
+
+Everything public is importable from here. Names are loaded when they are first used, since numba and faiss
+take most of a second.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from suffuse.errors import (
+        BuildInterrupted,
+        IndexBroken,
+        IndexExists,
+        IndexMissing,
+        IndexProblem,
+        IndexTooNew,
+        InvalidInput,
+        InvalidParams,
+        MissingExtra,
+        SuffuseError,
+    )
+    from suffuse.offline import BuildSummary, build
+    from suffuse.online import Hits, Index
+    from suffuse.params import Params
+    from suffuse.store import verify
+
+_HOMES = {
+    "BuildInterrupted": "errors",
+    "BuildSummary": "offline",
+    "Hits": "online",
+    "Index": "online",
+    "IndexBroken": "errors",
+    "IndexExists": "errors",
+    "IndexMissing": "errors",
+    "IndexProblem": "errors",
+    "IndexTooNew": "errors",
+    "InvalidInput": "errors",
+    "InvalidParams": "errors",
+    "MissingExtra": "errors",
+    "Params": "params",
+    "SuffuseError": "errors",
+    "build": "offline",
+    "verify": "store",
+}
+
+__all__ = [
+    "BuildInterrupted",
+    "BuildSummary",
+    "Hits",
+    "Index",
+    "IndexBroken",
+    "IndexExists",
+    "IndexMissing",
+    "IndexProblem",
+    "IndexTooNew",
+    "InvalidInput",
+    "InvalidParams",
+    "MissingExtra",
+    "Params",
+    "SuffuseError",
+    "build",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'suffuse' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"suffuse.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

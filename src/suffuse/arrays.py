@@ -1,0 +1,124 @@
+"""Files that appear whole or not at all, and .npy files as memory maps."""
+
+import hashlib
+import io
+import itertools
+import json
+import mmap
+import os
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from suffuse.errors import IndexBroken
+
+# How a file that is being written ends; one that still does was left behind by a crash.
+UNFINISHED = ".tmp"
+
+_HASH_BYTES = 1 << 20
+
+
+class Mapped(NamedTuple):
+    """A read-only array and the memory map under it, with where the data starts."""
+
+    array: NDArray[Any]
+    map: mmap.mmap
+    offset: int
+
+    def expect_random_access(self) -> None:
+        """Tell the kernel not to read ahead: it would fetch 8 MiB around each column."""
+        if hasattr(mmap, "MADV_RANDOM"):
+            self.map.madvise(mmap.MADV_RANDOM)
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Tell the kernel to fetch array[start:stop] in the background."""
+        if hasattr(mmap, "MADV_WILLNEED") and stop > start:
+            size = self.array.itemsize
+            first = (self.offset + start * size) // mmap.PAGESIZE * mmap.PAGESIZE
+            self.map.madvise(mmap.MADV_WILLNEED, first, self.offset + stop * size - first)
+
+
+def write_bytes(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write beside, flush, rename: a crash leaves the old file or none, never half a one.
+
+    Written by `write`, not through a memory map: on a full disk that is an error, and not a SIGBUS.
+    """
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
+    try:
+        with beside.open("wb") as stream:
+            for part in parts:
+                stream.write(part)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def write_array(path: Path, array: NDArray[Any]) -> None:
+    """One array as a .npy file."""
+    write_blocks(path, array.dtype, array.shape, [array])
+
+
+def write_blocks(path: Path, dtype: DTypeLike, shape: tuple[int, ...], blocks: Iterable[NDArray[Any]]) -> None:
+    """A .npy file of that type and shape from blocks that follow each other, never held whole in memory."""
+    header = io.BytesIO()
+    description = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, description)
+    write_bytes(path, itertools.chain([header.getvalue()], (np.ascontiguousarray(block).data for block in blocks)))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A value as readable JSON with sorted keys, the same bytes for the same value."""
+    write_bytes(path, [json.dumps(value, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"])
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside the directory durable, where the platform can."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file's bytes, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_HASH_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def map_array(path: Path) -> Mapped:
+    """Open a .npy file as a read-only memory map; anything odd about it is an `IndexBroken` that names it."""
+    try:
+        with path.open("rb") as stream:
+            version = np.lib.format.read_magic(stream)
+            if version != (1, 0):
+                raise IndexBroken(f"{path.name} has .npy version {version}, expected (1, 0); build the index again")
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
+            offset, size = stream.tell(), os.fstat(stream.fileno()).st_size
+            expected = offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            if dtype.hasobject or fortran_order:
+                raise IndexBroken(
+                    f"{path.name} holds {dtype} in an order that Suffuse never writes; build the index again"
+                )
+            if size != expected:
+                raise IndexBroken(
+                    f"{path.name} has {size} bytes, its header promises {expected}; copy or build the index again"
+                )
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError as error:
+        raise IndexBroken(f"{path.name} is missing; copy or build the index again") from error
+    except (OSError, ValueError) as error:
+        raise IndexBroken(f"{path.name} cannot be read: {error}; copy or build the index again") from error
+    count = int(np.prod(shape, dtype=np.int64))
+    return Mapped(np.frombuffer(mapped, dtype, count, offset).reshape(shape), mapped, offset)

@@ -1,0 +1,83 @@
+"""The tasks of a build: functions of file paths, so that threads, processes or a cluster can run them.
+
+A working directory holds everything that tasks read and write:
+
+    plan.json             parameters and fingerprints of the build
+    index/                the future index; features.npy is there before the first task
+    neighbors/START.npz   ids and sims of a block of rows
+    graph/*.npy           alpha S, and summary.json
+    columns/START.npz     columns of a block of rows
+
+Each file appears whole or not at all, so a file that exists is a task that is done.
+"""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.arrays import map_array, write_array, write_bytes, write_json
+from suffuse.diffusion import columns
+from suffuse.graph import Graph, affinity, summarize, transition
+from suffuse.neighbors import Neighbors, nearest_to_rows, one_thread
+from suffuse.params import Params
+
+
+def block_starts(n: int) -> Sequence[int]:
+    """Where the blocks of n rows start; depends on n only, so that a resumed build finds its blocks."""
+    return range(0, n, block_rows(n))
+
+
+def block_rows(n: int) -> int:
+    """Rows of a block: small enough to resume often and to keep all cores busy, large enough for BLAS."""
+    return min(max(n // 32, 128), 2048)
+
+
+def block_path(work: Path, stage: str, start: int) -> Path:
+    """The file of the block that begins at row `start`."""
+    return work / stage / f"{start:010d}.npz"
+
+
+def neighbors_task(work: str, start: int, stop: int) -> None:
+    """k-NN of the rows start..stop against all."""
+    directory = Path(work)
+    features = map_array(directory / "index" / "features.npy").array
+    with one_thread():
+        found = nearest_to_rows(features, start, stop, _params(directory).k)
+    _write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)
+
+
+def graph_task(work: str, n: int) -> None:
+    """alpha S from all k-NN lists."""
+    directory, params = Path(work), _params(Path(work))
+    blocks = [np.load(block_path(directory, "neighbors", start)) for start in block_starts(n)]
+    lists = Neighbors(*(np.concatenate([block[name] for block in blocks]) for name in ("ids", "sims")))
+    s = transition(affinity(lists, params.gamma))
+    alpha_s = s._replace(weights=params.alpha * s.weights)
+    for name, array in alpha_s._asdict().items():
+        write_array(directory / "graph" / f"{name}.npy", array)
+    write_json(directory / "graph" / "summary.json", summarize(s)._asdict())
+
+
+def columns_task(work: str, start: int, stop: int) -> None:
+    """Columns of the elements start..stop."""
+    directory, params = Path(work), _params(Path(work))
+    alpha_s = Graph(*(map_array(directory / "graph" / f"{name}.npy").array for name in Graph._fields))
+    features = map_array(directory / "index" / "features.npy").array
+    with one_thread():
+        block = columns(alpha_s, start, stop, params, features)
+    _write_npz(block_path(directory, "columns", start), **block._asdict())
+
+
+def _params(directory: Path) -> Params:
+    return Params.from_dict(json.loads((directory / "plan.json").read_bytes())["params"])
+
+
+def _write_npz(path: Path, **arrays: NDArray[Any]) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_bytes(path, [buffer.getbuffer()])

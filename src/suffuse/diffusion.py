@@ -1,0 +1,49 @@
+"""Columns of the inverse of L_alpha = I - alpha S, each solved on its own support (late truncation)."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.graph import Graph
+from suffuse.kernels.solve import solve_on_supports, solve_on_walks
+from suffuse.neighbors import Features, nearest_to_rows
+from suffuse.params import Params
+
+# Steps of the walk that chooses a support; measured on Oxford5k, more change nothing (design.md).
+WALK_STEPS = 8
+
+
+class Columns(NamedTuple):
+    """Columns of consecutive elements: entries of column i are rows[indptr[i]:indptr[i + 1]], largest first."""
+
+    indptr: NDArray[np.int64]  # (b + 1,)
+    rows: NDArray[np.int32]
+    values: NDArray[np.float16] | NDArray[np.float32]
+    residuals: NDArray[np.float64]  # (b,), |e_i - L_alpha c_i| on the support
+
+
+def columns(alpha_s: Graph, start: int, stop: int, params: Params, features: Features | None = None) -> Columns:
+    """c_i for i in start..stop: L_alpha[J, J] c = e_i on the support J of i, the largest `keep` entries.
+
+    `alpha_s` is alpha * S. `features` are the unit rows, needed for `support="features"` only.
+    """
+    count, n = stop - start, len(alpha_s.indptr) - 1
+    dtype = np.dtype(params.values)
+    floor = np.float32(np.finfo(dtype).smallest_subnormal)  # what rounds to zero is not stored
+    width = min(params.keep, params.truncation, n)
+    rows, values = np.empty((count, width), np.uint32), np.empty((count, width), np.float32)
+    lengths, residuals = np.empty(count, np.int64), np.empty(count, np.float64)
+    out = (rows, values, lengths, residuals)
+    if params.support == "graph":
+        solve_on_walks(
+            start, stop, *alpha_s, params.truncation, WALK_STEPS, params.iterations, params.tolerance, floor, *out
+        )
+    else:
+        assert features is not None
+        # The paper's NN_L, searched block by block so that n x L ids are never held at once.
+        supports = nearest_to_rows(features, start, stop, params.truncation).ids.view(np.uint32)
+        solve_on_supports(supports, *alpha_s, params.iterations, params.tolerance, floor, *out)
+    stored = np.arange(width) < lengths[:, None]
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    return Columns(indptr, rows[stored].view(np.int32), values[stored].astype(dtype), residuals)

@@ -1,0 +1,58 @@
+"""Every error that a user of Suffuse can meet.
+
+    SuffuseError                 the root: catch this to catch them all
+    ├── InvalidInput             features, queries, owners or names that cannot be used (also a ValueError)
+    ├── InvalidParams            a parameter outside its range (also a ValueError)
+    ├── IndexProblem             an index directory that cannot be used
+    │   ├── IndexMissing         there is nothing, or not an index, at that path
+    │   ├── IndexBroken          a file of the index is damaged, truncated or does not fit the others
+    │   ├── IndexTooNew          the index was written by a newer format version
+    │   └── IndexExists          a build would overwrite an index
+    ├── BuildInterrupted         a build could not go on (disk full, no permission, a worker died); it can be resumed
+    └── MissingExtra             an optional dependency is not installed (also an ImportError)
+
+Each message says what was wrong, what was found, and what to do.
+"""
+
+
+class SuffuseError(Exception):
+    """The root of all errors that Suffuse raises on purpose."""
+
+
+class InvalidInput(SuffuseError, ValueError):
+    """Features, queries, owners or names that cannot be used."""
+
+
+class InvalidParams(SuffuseError, ValueError):
+    """A parameter outside its range."""
+
+
+class IndexProblem(SuffuseError):
+    """An index directory that cannot be used."""
+
+
+class IndexMissing(IndexProblem):
+    """There is nothing, or not an index, at that path."""
+
+
+class IndexBroken(IndexProblem):
+    """A file of the index is damaged, truncated or does not fit the others."""
+
+
+class IndexTooNew(IndexProblem):
+    """The index was written by a newer format version."""
+
+
+class IndexExists(IndexProblem):
+    """A build would overwrite an index."""
+
+
+class BuildInterrupted(SuffuseError):
+    """A build could not go on; what is finished is kept, and the same build resumes there."""
+
+
+class MissingExtra(SuffuseError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(f"{module} is not installed; install it with: pip install 'suffuse[{extra}]'")

@@ -1,0 +1,242 @@
+"""Features at the border: read them, check them once, scale them to unit length, whiten them.
+
+Below `unit_rows` everything is float32, C-order, finite and of unit length; no other module checks again.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.errors import InvalidInput
+
+ACCEPTED_TYPES = ("float16", "float32", "float64", "uint8")
+
+# Rows that are converted at a time, so that a memory-mapped file is never held whole in memory.
+_BLOCK_ROWS = 8192
+
+
+class Loaded(NamedTuple):
+    """What a feature file holds."""
+
+    features: NDArray[Any]  # (n, d), often memory-mapped, not yet checked row by row
+    labels: NDArray[Any] | None  # (n,), from .npz files only
+
+
+class Whitening(NamedTuple):
+    """PCA whitening: x -> (x - mean) @ projection, then unit length."""
+
+    mean: NDArray[np.float64]  # (d,)
+    projection: NDArray[np.float64]  # (d, D)
+
+
+def load(path: str | Path, *, transpose: bool = False) -> Loaded:
+    """Read .npy, .npz, .fvecs, .h5/.hdf5 or Matlab v7.3 .mat; `FILE.h5::NAME` chooses a dataset inside the file.
+
+    `transpose` turns a matrix with one column per image into one with one row per image. HDF5 shows a Matlab
+    matrix transposed, so a .mat file with one *column* per image, the custom of the field, needs nothing.
+    """
+    name, _, inside = str(path).partition("::")
+    file = Path(name)
+    if not file.exists():
+        raise InvalidInput(f"there is no file {file}; give the path of a feature file")
+    if file.is_dir():
+        raise InvalidInput(f"{file} is a directory; give the path of a feature file")
+    reader = _READERS.get(file.suffix.lower())
+    if reader is None:
+        raise InvalidInput(f"{file.name}: unknown kind of file {file.suffix!r}; known are {', '.join(_READERS)}")
+    if file.stat().st_size == 0:
+        raise InvalidInput(f"{file.name} is empty (0 bytes); write the features again")
+    try:
+        loaded = reader(file, inside)
+    except InvalidInput:
+        raise
+    except (OSError, ValueError, EOFError, KeyError, TypeError, MemoryError) as error:
+        # What numpy and h5py say of a damaged file is of these kinds; their words help, their traceback does not.
+        raise InvalidInput(f"{file.name} cannot be read: {_first_line(error)}; write it again") from error
+    features = loaded.features.T if transpose and loaded.features.ndim == 2 else loaded.features
+    check_matrix(features, file.name)
+    if loaded.labels is not None and loaded.labels.shape != features.shape[:1]:
+        raise InvalidInput(
+            f"{file.name}: {len(features)} features but labels of shape {loaded.labels.shape}; one label per row"
+        )
+    return Loaded(features, loaded.labels)
+
+
+def check_matrix(features: Any, name: str, *, least_rows: int = 2, dimensions: int | None = None) -> None:
+    """What can be told from shape and type alone: two dimensions, enough rows, an accepted type."""
+    if not isinstance(features, np.ndarray):
+        raise InvalidInput(f"{name} must be a numpy array, got {type(features).__name__}; use numpy.asarray")
+    if features.ndim != 2:
+        hint = "; for one vector use vector[None, :]" if features.ndim == 1 else ""
+        raise InvalidInput(f"{name} must have two dimensions (rows, values), found shape {features.shape}{hint}")
+    if features.dtype.name not in ACCEPTED_TYPES:
+        raise InvalidInput(
+            f"{name} has values of type {features.dtype}; use one of {', '.join(ACCEPTED_TYPES)}"
+            f"{', for instance features.astype(numpy.float32)' if features.dtype.kind in 'iufb' else ''}"
+        )
+    if len(features) < least_rows:
+        raise InvalidInput(f"{name} has {len(features)} rows; at least {least_rows} are needed")
+    if features.shape[1] == 0:
+        raise InvalidInput(f"{name} has rows without values, shape {features.shape}")
+    if dimensions is not None and features.shape[1] != dimensions:
+        raise InvalidInput(
+            f"{name} have {features.shape[1]} dimensions, the index has {dimensions};"
+            " build and search with the same kind of features"
+        )
+
+
+def unit_rows(features: NDArray[Any], name: str, *, first: int = 0) -> NDArray[np.float32]:
+    """features / |features|, row by row, as float32; a row that has no direction is an error that names it.
+
+    `first` is the number of the first row, for the message.
+    """
+    rows = features.astype(np.float64)
+    if len(bad := np.flatnonzero(~np.isfinite(rows).all(axis=1))):
+        value = next(v for v in rows[bad[0]] if not np.isfinite(v))
+        raise InvalidInput(f"row {first + bad[0]} of {name} holds {value}; remove the row or extract it again")
+    # Scaled by the largest value first, so that neither huge nor tiny values leave the range when squared.
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    if len(bad := np.flatnonzero(largest[:, 0] == 0.0)):
+        raise InvalidInput(
+            f"row {first + bad[0]} of {name} is all zeros and has no direction; remove the row or extract it again"
+        )
+    rows /= largest
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.ascontiguousarray(rows, dtype=np.float32)
+
+
+def unit_blocks(features: NDArray[Any], name: str, whitening: Whitening | None) -> Iterator[NDArray[np.float32]]:
+    """All rows in order, a block at a time, whitened where wanted, of unit length."""
+    for start in range(0, len(features), _BLOCK_ROWS):
+        block = unit_rows(features[start : start + _BLOCK_ROWS], name, first=start)
+        yield block if whitening is None else apply_whitening(block, whitening, name, first=start)
+
+
+def learn_whitening(features: NDArray[Any], name: str, dimensions: int, power: float) -> Whitening:
+    """PCA of the gallery's unit rows, without labels: each kept axis divided by eigenvalue ** (power / 2)."""
+    n, d = features.shape
+    if dimensions > min(d, n - 1):
+        limit = f"its {d} dimensions" if d <= n - 1 else f"the {n - 1} directions that {n} rows can span"
+        raise InvalidInput(f"cannot whiten {name} to {dimensions} dimensions, more than {limit}; ask for fewer")
+    total, products = np.zeros(d), np.zeros((d, d))
+    for block in unit_blocks(features, name, None):
+        rows = block.astype(np.float64)
+        total += rows.sum(axis=0)
+        products += rows.T @ rows
+    mean = total / n
+    eigenvalues, axes = np.linalg.eigh(products / n - np.outer(mean, mean))
+    eigenvalues, axes = eigenvalues[::-1][:dimensions], axes[:, ::-1][:, :dimensions]
+    # Rounding leaves 1e-16 where the truth is 0; dividing by that would turn noise into signal.
+    if eigenvalues[-1] <= eigenvalues[0] * d * np.finfo(np.float64).eps:
+        rank = int((eigenvalues > eigenvalues[0] * d * np.finfo(np.float64).eps).sum())
+        raise InvalidInput(f"{name} spans only {rank} directions; whiten to at most {rank} dimensions")
+    # The sign of an eigenvector is arbitrary: fix it, so that the same data gives the same index everywhere.
+    signs = np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(dimensions)])
+    return Whitening(mean, np.ascontiguousarray(axes * (signs / eigenvalues ** (power / 2))))
+
+
+def apply_whitening(
+    unit: NDArray[np.float32], whitening: Whitening, name: str, *, first: int = 0
+) -> NDArray[np.float32]:
+    """(x - mean) @ projection, then unit length again."""
+    # In float64, so that the float32 result does not depend on how many rows are multiplied together.
+    return unit_rows((unit - whitening.mean) @ whitening.projection, f"{name} after whitening", first=first)
+
+
+def load_owners(path: str | Path) -> NDArray[Any]:
+    """Read which image (or query) each region belongs to: a .npy file of whole numbers."""
+    file = Path(path)
+    if not file.is_file():
+        raise InvalidInput(f"there is no file {file}; give a .npy file with the image of each region")
+    try:
+        return np.asarray(np.load(file, allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidInput(f"{file.name} cannot be read: {_first_line(error)}; write it again") from error
+
+
+def check_owners(owners: Any, regions: int, name: str) -> NDArray[np.int32]:
+    """Owners as int32: one whole number per region, from 0."""
+    if not isinstance(owners, np.ndarray) or owners.ndim != 1 or owners.dtype.kind not in "iu":
+        found = f"{owners.dtype} of shape {owners.shape}" if isinstance(owners, np.ndarray) else type(owners).__name__
+        raise InvalidInput(f"{name} must be a one-dimensional array of whole numbers, got {found}")
+    if len(owners) != regions:
+        raise InvalidInput(f"{name} has {len(owners)} entries for {regions} regions; one per region")
+    if len(bad := np.flatnonzero((owners < 0) | (owners >= 2**31))):
+        raise InvalidInput(f"entry {bad[0]} of {name} is {owners[bad[0]]}; images are numbered from 0")
+    return owners.astype(np.int32)
+
+
+def _read_npy(file: Path, inside: str) -> Loaded:
+    _no_dataset(file, inside)
+    return Loaded(np.load(file, mmap_mode="r", allow_pickle=False), None)
+
+
+def _read_npz(file: Path, inside: str) -> Loaded:
+    with np.load(file, allow_pickle=False) as archive:
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InvalidInput(f"{file.name} is not an .npz archive; was it a .npy file?")
+        wanted = inside or "features"
+        if wanted not in archive:
+            held = ", ".join(archive.files) or "nothing"
+            raise InvalidInput(f"{file.name} has no array {wanted!r}, it holds {held}; choose with {file.name}::NAME")
+        return Loaded(archive[wanted], archive["labels"] if "labels" in archive else None)
+
+
+def _read_fvecs(file: Path, inside: str) -> Loaded:
+    """Each row is an int32 d followed by d float32 values."""
+    _no_dataset(file, inside)
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        dimensions = int.from_bytes(stream.read(4), "little", signed=True)
+    if dimensions <= 0 or size % (4 * (dimensions + 1)):
+        raise InvalidInput(f"{file.name} is not .fvecs: {size} bytes do not hold rows of {dimensions} values")
+    words = np.memmap(file, "<i4", mode="r").reshape(-1, dimensions + 1)
+    if len(bad := np.flatnonzero(words[:, 0] != dimensions)):
+        raise InvalidInput(
+            f"{file.name}: row {bad[0]} says it has {words[bad[0], 0]} values, the first has {dimensions};"
+            " the file is damaged or not .fvecs"
+        )
+    return Loaded(words.view("<f4")[:, 1:], None)
+
+
+def _read_hdf5(file: Path, inside: str) -> Loaded:
+    import h5py
+
+    if not h5py.is_hdf5(file):
+        hint = "; in Matlab, save with the option '-v7.3'" if file.suffix.lower() == ".mat" else ""
+        raise InvalidInput(f"{file.name} is not an HDF5 file{hint}")
+    with h5py.File(file, "r") as archive:
+        found: list[str] = []
+        archive.visititems(lambda name, node: found.append(name) if _is_matrix(node) else None)
+        wanted = inside.strip("/") or ("features" if "features" in found else found[0] if len(found) == 1 else "")
+        if wanted not in archive or not isinstance(archive[wanted], h5py.Dataset):
+            held = ", ".join(found) or "no matrix"
+            missing = f"no dataset {inside!r}" if inside else "no dataset 'features'"
+            raise InvalidInput(f"{file.name} has {missing}, it holds {held}; choose with {file.name}::NAME")
+        return Loaded(np.asarray(archive[wanted]), None)
+
+
+def _is_matrix(node: Any) -> bool:
+    return len(getattr(node, "shape", ()) or ()) == 2 and node.dtype.name in ACCEPTED_TYPES
+
+
+def _no_dataset(file: Path, inside: str) -> None:
+    if inside:
+        raise InvalidInput(f"{file.name} holds one array only; leave out '::{inside}'")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+_READERS = {
+    ".npy": _read_npy,
+    ".npz": _read_npz,
+    ".fvecs": _read_fvecs,
+    ".h5": _read_hdf5,
+    ".hdf5": _read_hdf5,
+    ".mat": _read_hdf5,
+}

@@ -1,0 +1,96 @@
+"""Names and metadata of images: one JSON object per line, read where it is needed."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.errors import IndexBroken, InvalidInput
+
+Item = dict[str, Any]
+
+
+def check_items(items: Sequence[Any], images: int) -> list[Item]:
+    """Names (text) or metadata (mappings with a `name`) as a list with one item per image."""
+    if len(items) != images:
+        raise InvalidInput(f"{len(items)} names for {images} images; give one name per image")
+    return [_check_item(item, number) for number, item in enumerate(items)]
+
+
+def _check_item(item: Any, number: int) -> Item:
+    if isinstance(item, str):
+        item = {"name": item}
+    if not isinstance(item, dict) or not all(isinstance(key, str) for key in item):
+        raise InvalidInput(f"name {number} is {item!r}; give text, or an object with a name and metadata")
+    if not isinstance(item.get("name", ""), str):
+        raise InvalidInput(f"name {number} is {item['name']!r}, which is not text")
+    return item
+
+
+def load_items(path: str | Path) -> list[Any]:
+    """Read names from .txt (one per line), .csv (with a header), .json (a list) or .jsonl (one object per line)."""
+    file = Path(path)
+    if not file.is_file():
+        raise InvalidInput(f"there is no file {file}; give the path of a file with names")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        match file.suffix.lower():
+            case ".csv":
+                return list(csv.DictReader(text.splitlines()))
+            case ".json":
+                names = json.loads(text)
+                if not isinstance(names, list):
+                    raise InvalidInput(f"{file.name} holds {type(names).__name__}, not a list of names")
+                return names
+            case ".jsonl":
+                return [json.loads(line) for line in text.splitlines() if line.strip()]
+            case _:
+                return text.splitlines()
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+        raise InvalidInput(f"{file.name} cannot be read as names: {error}") from error
+
+
+def encode_items(items: Sequence[Item]) -> tuple[bytes, NDArray[np.int64]]:
+    """The lines of items.jsonl, and where each line starts; the last offset is the length."""
+    try:
+        lines = [json.dumps(item, ensure_ascii=False, allow_nan=False).encode() + b"\n" for item in items]
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"metadata must be plain JSON values: {error}") from error
+    offsets = np.zeros(len(lines) + 1, np.int64)
+    np.cumsum([len(line) for line in lines], out=offsets[1:])
+    return b"".join(lines), offsets
+
+
+class Items:
+    """The items of an open index; only the lines that are asked for are read and parsed."""
+
+    def __init__(self, count: int, text: memoryview | None, offsets: NDArray[np.int64] | None) -> None:
+        self._count, self._text, self._offsets = count, text, offsets
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, id: int) -> Item:
+        if not 0 <= id < self._count:
+            raise InvalidInput(f"there is no image {id}; ids go from 0 to {self._count - 1}")
+        if self._text is None or self._offsets is None:
+            return {}
+        start, stop = int(self._offsets[id]), int(self._offsets[id + 1])
+        try:
+            item = json.loads(bytes(self._text[start:stop]))
+        except ValueError as error:
+            raise IndexBroken(f"items.jsonl is damaged at the line of image {id}; copy the index again") from error
+        if not isinstance(item, dict):
+            raise IndexBroken(f"items.jsonl holds no object at the line of image {id}; copy the index again")
+        return item
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self[id] for id in range(self._count))
+
+    def name(self, id: int) -> str:
+        """The image's name; an image without one is called by its id."""
+        return str(self[id].get("name", id))

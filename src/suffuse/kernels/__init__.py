@@ -1,0 +1,11 @@
+"""Compiled loops over raw arrays: they take arrays, write into `out` last, check nothing, know no files.
+
+    similarity  dot products of chosen pairs
+    mutual      the mutual k-NN graph and its normalisation (eq. 1 and 2)
+    walk        the support that a truncated random walk reaches
+    solve       conjugate gradient on a slice of L_alpha
+    combine     the weighted sum of columns, and its largest entries (Algorithm 1)
+    select      the largest few of many
+
+Each has a slow, obvious twin in tests/reference.py.
+"""

@@ -1,0 +1,68 @@
+"""The largest few of many, ties to the smaller id.
+
+A score and its id become one unsigned number, the key: the bits of a positive float32 order like the number
+itself, so `bits << 32 | ~id` orders by score and then by smaller id. Keys are unique, hence every selection
+has one answer.
+"""
+
+import numpy as np
+
+from suffuse.kernels.jit import helper, u4, u8
+
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+@helper
+def key_of(score, id):
+    """The key of a positive score, rounded to float32, and an id."""
+    return (u8(np.float32(score).view(np.uint32)) << u8(32)) | (_LOW - u8(id))
+
+
+@helper
+def id_of(key):
+    """The id in a key."""
+    return u4(_LOW - (key & _LOW))
+
+
+@helper
+def score_of(key):
+    """The score in a key."""
+    return np.uint32(key >> u8(32)).view(np.float32)
+
+
+@helper
+def largest_first(keys, count, wanted):
+    """Partition keys[:count] so that its `wanted` largest stand in front, in any order (quickselect)."""
+    low, high = u8(0), u8(count)  # the boundary lies in keys[low:high]
+    while high - low > u8(1):
+        middle = low + (high - low) // u8(2)
+        a, b, c = keys[low], keys[middle], keys[high - u8(1)]
+        pivot = max(min(a, b), min(max(a, b), c))
+        left, right = low, high - u8(1)
+        while True:
+            while keys[left] > pivot:
+                left += u8(1)
+            while keys[right] < pivot:
+                right -= u8(1)
+            if left >= right:
+                break
+            keys[left], keys[right] = keys[right], keys[left]
+            left += u8(1)
+            right -= u8(1)
+        # Everything before `left` is >= pivot, everything from it on is <= pivot.
+        if left == low:
+            left += u8(1)
+        if left == u8(wanted):
+            return
+        if left < u8(wanted):
+            low = left
+        else:
+            high = left
+
+
+@helper
+def sort_descending(keys, count):
+    """Sort keys[:count], largest first."""
+    ordered = np.sort(keys[:count])
+    for position in range(u8(count)):
+        keys[position] = ordered[u8(count) - u8(1) - position]

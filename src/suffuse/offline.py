@@ -1,0 +1,345 @@
+"""Build an index: features in, an index directory out, block by block, resumable at any moment."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse import __version__
+from suffuse.arrays import UNFINISHED, map_array, sync_directory, write_array, write_blocks, write_bytes, write_json
+from suffuse.blocks import block_path, block_rows, block_starts, columns_task, graph_task, neighbors_task
+from suffuse.errors import BuildInterrupted, IndexExists, IndexProblem, InvalidInput, InvalidParams
+from suffuse.features import check_matrix, check_owners, learn_whitening, load, unit_blocks
+from suffuse.items import check_items, encode_items
+from suffuse.params import Params
+from suffuse.store import (
+    FORMAT_VERSION,
+    ITEMS_FILE,
+    Manifest,
+    describe_files,
+    read_manifest,
+    size_on_disk,
+    write_manifest,
+)
+
+logger = logging.getLogger(__name__)
+
+# Called with the stage's name, how many of its rows are done, and how many there are.
+Progress = Callable[[str, int, int], None]
+
+STAGES = ("features", "neighbors", "graph", "columns", "index")
+
+
+class BuildSummary(NamedTuple):
+    """What a build made, and what it took."""
+
+    path: Path
+    elements: int
+    images: int
+    dimensions: int
+    entries: int
+    unconverged: int
+    bytes: int
+    resumed: int  # blocks that an earlier, interrupted build had finished
+    seconds: dict[str, float]  # by stage
+
+
+def build(
+    features: NDArray[Any] | str | Path,
+    path: str | Path,
+    params: Params | None = None,
+    *,
+    owners: NDArray[Any] | None = None,
+    names: Sequence[Any] | None = None,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> BuildSummary:
+    """Build the index of `features` at `path`: neighbours, graph, columns.
+
+    features  (n, d), one row per image, or per region if `owners` says which image each region belongs to
+    names     a name, or an object with a name and metadata, for each image
+    executor  runs the tasks: any concurrent.futures.Executor whose workers see the same files; else `jobs` threads
+    force     replace an index that is already there, once the new one is whole
+
+    The work is done in a directory beside `path`. A build that was cut short leaves no index; the same call
+    goes on where it stopped.
+    """
+    final = Path(path)
+    params = params or Params()
+    if not isinstance(features, np.ndarray):
+        features = load(features).features
+    check_matrix(features, "features")
+    n = len(features)
+    owners = None if owners is None else check_owners(owners, n, "owners")
+    images = n if owners is None else int(owners.max()) + 1
+    if names is not None and owners is not None:
+        images = max(images, len(names))  # the last images may have no regions
+    items = None if names is None else check_items(names, images)
+    workers = _workers(executor, jobs)
+    _refuse_overwriting(final, force)
+    plan = _plan(features, params, owners, items)
+    try:
+        with _working_directory(final, plan) as work, workers as pool:
+            build_ = _Build(work, n, pool, progress or (lambda stage, done, total: None))
+            _write_inputs(build_, features, params, owners, items)
+            build_.run_blocks("neighbors", neighbors_task)
+            build_.run_graph()
+            build_.run_blocks("columns", columns_task)
+            manifest = _assemble(build_, params, images)
+            _publish(work, final)
+    except OSError as error:
+        raise BuildInterrupted(
+            f"{error.strerror or error} ({error.filename or final}); what is finished is kept in"
+            f" {_work_path(final).name}, and the same build goes on from there once this is cured"
+        ) from error
+    except BrokenExecutor as error:
+        raise BuildInterrupted(f"a worker died ({error}); the same build goes on with what is finished") from error
+    return BuildSummary(
+        path=final,
+        elements=n,
+        images=images,
+        dimensions=manifest.counts["dimensions"],
+        entries=manifest.counts["entries"],
+        unconverged=manifest.counts["unconverged"],
+        bytes=size_on_disk(manifest),
+        resumed=build_.resumed,
+        seconds=build_.seconds,
+    )
+
+
+class _Build:
+    """One build under way: where it works, who works, and what has been done."""
+
+    def __init__(self, work: Path, n: int, pool: Executor, progress: Progress) -> None:
+        self.work, self.n, self.pool, self.progress = work, n, pool, progress
+        self.resumed = 0
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def index(self) -> Path:
+        """The directory that becomes the index."""
+        return self.work / "index"
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Report the begin and the end of a stage, and time it."""
+        started = time.perf_counter()
+        self.progress(name, 0, self.n)
+        yield
+        self.progress(name, self.n, self.n)
+        self.seconds[name] = time.perf_counter() - started
+
+    def run_blocks(self, stage: str, task: Callable[[str, int, int], None]) -> None:
+        """Run the task for each block that is not yet done."""
+        with self.stage(stage):
+            (self.work / stage).mkdir(exist_ok=True)
+            rows, done = block_rows(self.n), 0
+            pending: dict[Future[None], int] = {}
+            for start in block_starts(self.n):
+                stop = min(start + rows, self.n)
+                if block_path(self.work, stage, start).exists():
+                    self.resumed += 1
+                    done += stop - start
+                else:
+                    pending[self.pool.submit(task, str(self.work), start, stop)] = stop - start
+            self.progress(stage, done, self.n)
+            try:
+                for future in as_completed(pending):
+                    future.result()
+                    done += pending[future]
+                    self.progress(stage, done, self.n)
+            except BaseException:
+                for future in pending:
+                    future.cancel()
+                raise
+
+    def run_graph(self) -> None:
+        """The one task that needs all neighbours."""
+        with self.stage("graph"):
+            (self.work / "graph").mkdir(exist_ok=True)
+            if not (self.work / "graph" / "summary.json").exists():
+                self.pool.submit(graph_task, str(self.work), self.n).result()
+
+
+def _workers(executor: Executor | None, jobs: int | None) -> contextlib.AbstractContextManager[Executor]:
+    if executor is not None:
+        if jobs is not None:
+            raise InvalidParams("give an executor or a number of jobs, not both")
+        return contextlib.nullcontext(executor)
+    if jobs is not None and jobs < 1:
+        raise InvalidParams(f"jobs must be a whole number of at least 1, got {jobs!r}")
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Threads, since the kernels and faiss release the GIL; they share the memory maps at no cost.
+    return ThreadPoolExecutor(jobs or available)
+
+
+def _plan(
+    features: NDArray[Any], params: Params, owners: NDArray[np.int32] | None, items: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """Everything that decides the content of the index; a build resumes only if all of it is the same."""
+    digest = hashlib.sha256()
+    for start in range(0, len(features), 4096):
+        digest.update(np.ascontiguousarray(features[start : start + 4096]).data)
+    return {
+        "created_by": f"suffuse {__version__}",
+        "format_version": FORMAT_VERSION,
+        "params": params.to_dict(),
+        "features": {"shape": list(features.shape), "dtype": features.dtype.name, "sha256": digest.hexdigest()},
+        "owners": None if owners is None else hashlib.sha256(owners.data).hexdigest(),
+        "names": None if items is None else hashlib.sha256(encode_items(items)[0]).hexdigest(),
+    }
+
+
+def _work_path(final: Path) -> Path:
+    return final.with_name(final.name + ".building")
+
+
+def _replaced_path(final: Path) -> Path:
+    return final.with_name(final.name + ".replaced")
+
+
+def _refuse_overwriting(final: Path, force: bool) -> None:
+    if not final.name or final.name in (".", ".."):
+        raise InvalidInput(f"{str(final)!r} is no name for an index; give a path such as photos.index")
+    if not os.path.lexists(final):
+        if _replaced_path(final).exists():
+            # A forced build died between its two renames: bring the old index back.
+            _replaced_path(final).rename(final)
+        else:
+            return
+    if not force:
+        raise IndexExists(f"{final} exists already; choose another name, or replace it with --force (force=True)")
+    try:
+        read_manifest(final)
+    except IndexProblem as error:
+        raise IndexExists(f"{final} exists and is not a sound index, so it is not replaced: {error}") from error
+
+
+@contextlib.contextmanager
+def _working_directory(final: Path, plan: dict[str, Any]) -> Iterator[Path]:
+    """The directory beside the index, with what an interrupted build of the same plan left; locked meanwhile."""
+    work = _work_path(final)
+    work.mkdir(parents=True, exist_ok=True)
+    with _lock(work):
+        plan_path = work / "plan.json"
+        if plan_path.exists() and (changed := _difference(json.loads(plan_path.read_bytes()), plan)):
+            logger.warning("%s holds an unfinished build with other %s: starting anew", work.name, changed)
+            plan_path.unlink()
+        if not plan_path.exists():
+            for name in ("index", "neighbors", "graph", "columns"):
+                shutil.rmtree(work / name, ignore_errors=True)
+            write_json(plan_path, plan)
+        (work / "index").mkdir(exist_ok=True)
+        for left_behind in work.glob(f"**/.*{UNFINISHED}"):
+            left_behind.unlink()
+        yield work
+
+
+@contextlib.contextmanager
+def _lock(work: Path) -> Iterator[None]:
+    """Let one process at a time build an index; the lock goes with its process, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with (work / "lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise IndexExists(f"another process is building in {work}; wait for it, or choose another name") from None
+        yield
+
+
+def _difference(old: Any, new: dict[str, Any]) -> str:
+    """Which parts of two plans differ, in words; empty if none."""
+    if not isinstance(old, dict):
+        return "content"
+    parts = [key for key in new if key != "params" and old.get(key) != new[key]]
+    before, after = old.get("params", {}), new["params"]
+    parts += [f"{key} ({before.get(key)}, now {after[key]})" for key in after if before.get(key) != after[key]]
+    return ", ".join(parts)
+
+
+def _write_inputs(
+    build_: _Build,
+    features: NDArray[Any],
+    params: Params,
+    owners: NDArray[np.int32] | None,
+    items: list[dict[str, Any]] | None,
+) -> None:
+    """The unit rows, the whitening, owners and names: everything of the index that needs no graph."""
+    with build_.stage("features"):
+        index = build_.index
+        if (index / "features.npy").exists():
+            return
+        n, dimensions, whitening = len(features), params.whiten or features.shape[1], None
+        if params.whiten is not None:
+            whitening = learn_whitening(features, "features", params.whiten, params.whiten_power)
+            write_array(index / "whitening_mean.npy", whitening.mean)
+            write_array(index / "whitening_projection.npy", whitening.projection)
+        if owners is not None:
+            write_array(index / "owners.npy", owners)
+        if items is not None:
+            text, offsets = encode_items(items)
+            write_bytes(index / ITEMS_FILE, [text])
+            write_array(index / "item_offsets.npy", offsets)
+        # Last: this is the file that says that the stage is done.
+        write_blocks(index / "features.npy", np.float32, (n, dimensions), unit_blocks(features, "features", whitening))
+
+
+def _assemble(build_: _Build, params: Params, images: int) -> Manifest:
+    """Join the blocks of columns to three arrays, and describe the whole in a manifest."""
+    with build_.stage("index"):
+        index, n = build_.index, build_.n
+
+        def parts(name: str) -> Iterator[NDArray[Any]]:
+            return (np.load(block_path(build_.work, "columns", start))[name] for start in block_starts(n))
+
+        lengths = np.concatenate([np.diff(block) for block in parts("indptr")])
+        residuals = np.concatenate(list(parts("residuals")))
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        entries = int(indptr[-1])
+        write_array(index / "indptr.npy", indptr)
+        write_blocks(index / "rows.npy", np.int32, (entries,), parts("rows"))
+        write_blocks(index / "values.npy", params.values, (entries,), parts("values"))
+        manifest = Manifest(
+            created_by=f"suffuse {__version__}",
+            params=params,
+            counts={
+                "elements": n,
+                "images": images,
+                "dimensions": map_array(index / "features.npy").array.shape[1],
+                "entries": entries,
+                "unconverged": int((residuals > params.tolerance).sum()),
+            },
+            graph=json.loads((build_.work / "graph" / "summary.json").read_bytes()),
+            files=describe_files(index),
+        )
+        write_manifest(index, manifest)
+        sync_directory(index)
+    return manifest
+
+
+def _publish(work: Path, final: Path) -> None:
+    """Give the finished directory its name; an index that it replaces stays until that is done."""
+    replaced = _replaced_path(final)
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    (work / "index").rename(final)
+    sync_directory(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    shutil.rmtree(work)

@@ -1,0 +1,204 @@
+"""Search an index: the nearest elements of a query are its seeds, and their columns add up to the answer."""
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.errors import IndexBroken, InvalidInput, InvalidParams
+from suffuse.features import apply_whitening, check_matrix, check_owners, unit_rows
+from suffuse.items import Items
+from suffuse.kernels.combine import combine_columns
+from suffuse.neighbors import Features, nearest
+from suffuse.params import Params
+from suffuse.store import Manifest, Stored, open_index
+
+Method = Literal["diffusion", "knn"]
+METHODS = ("diffusion", "knn")
+
+# Gallery rows that are compared at a time where all similarities are needed.
+_BLOCK_ROWS = 16384
+
+
+class Hits(NamedTuple):
+    """The images found for each query, best first."""
+
+    ids: NDArray[np.int64]  # (m, top)
+    scores: NDArray[np.float32]  # (m, top)
+
+
+class Index:
+    """An open index: read-only, memory-mapped, and safe to search from many threads at once."""
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        values = stored.values.array
+        # numba knows no float16: the kernel takes the bits.
+        self._values = values.view(np.uint16) if values.dtype == np.float16 else values
+        self._rows = stored.rows.array.view(np.uint32)
+        owners = stored.owners
+        self._owners = np.empty(0, np.uint32) if owners is None else owners.view(np.uint32)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the index directory at `path`; reads no data, so it is immediate."""
+        return cls(open_index(path))
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return self.manifest.counts["images"]
+
+    @property
+    def manifest(self) -> Manifest:
+        """Parameters, counts and files."""
+        return self._stored.manifest
+
+    @property
+    def params(self) -> Params:
+        """The parameters it was built with."""
+        return self.manifest.params
+
+    @property
+    def dimensions(self) -> int:
+        """The dimensions that queries must have: those of the features it was built from, before whitening."""
+        whitening = self._stored.whitening
+        return self.features.shape[1] if whitening is None else len(whitening.mean)
+
+    @property
+    def features(self) -> Features:
+        """The unit rows that are searched, (n, d), after whitening."""
+        return self._stored.features
+
+    @property
+    def owners(self) -> NDArray[np.int32] | None:
+        """The image of each region; None if elements are images."""
+        return self._stored.owners
+
+    @property
+    def items(self) -> Items:
+        """Names and metadata of the images: `index.items[id]`, `index.items.name(id)`."""
+        return self._stored.items
+
+    def search(
+        self,
+        queries: NDArray[Any],
+        top: int = 10,
+        seeds: int = 10,
+        *,
+        method: Method = "diffusion",
+        owners: NDArray[Any] | None = None,
+    ) -> Hits:
+        """The `top` best images for each query (m, d).
+
+        seeds   nearest elements of a query vector whose columns are summed (paper: 10; 200 for regions)
+        method  "diffusion", or "knn" for the plain ranking by cosine
+        owners  which query each row belongs to, where a query has several regions
+
+        Images that diffusion reached come first; the rest follow by cosine with the score 0, so that
+        top=len(index) is a full ranking. In a regional index hits are images: diffusion scores are summed
+        over an image's regions, and the plain ranking sums the best similarity for each query region.
+        """
+        _check_count("top", top)
+        _check_count("seeds", seeds)
+        if method not in METHODS:
+            raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        rows = self.prepare(queries)
+        query_ptr, rows = _group(rows, owners)
+        top = min(int(top), len(self))
+        if method == "knn":
+            return self._plain(rows, query_ptr, top)
+        return self._diffused(rows, query_ptr, top, min(int(seeds), len(self.features)))
+
+    def prepare(self, queries: NDArray[Any]) -> Features:
+        """Check queries and bring them into the space of the index: unit length, and whitened as the gallery was."""
+        check_matrix(queries, "queries", least_rows=1, dimensions=self.dimensions)
+        rows = unit_rows(queries, "queries")
+        whitening = self._stored.whitening
+        return rows if whitening is None else apply_whitening(rows, whitening, "queries")
+
+    def _diffused(self, rows: Features, query_ptr: NDArray[np.int64], top: int, seeds: int) -> Hits:
+        found = nearest(rows, self.features, seeds)
+        # y: the seeds of each query and their weights, sim ** gamma, clipped at zero.
+        weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
+        ids, scores, counts = self._combine(query_ptr * seeds, found.ids.ravel(), weights.ravel(), top)
+        if (counts < top).any():
+            self._fill_by_cosine(rows, query_ptr, Hits(ids, scores), counts)
+        return Hits(ids, scores)
+
+    def _combine(
+        self, query_ptr: NDArray[np.int64], seeds: NDArray[np.int32], weights: NDArray[np.float64], top: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+        """f = sum_j weights[j] * column[seeds[j]] (Algorithm 1): ids, scores, and how many of each row are set."""
+        indptr, stored = self._stored.indptr, self._stored
+        touched = np.unique(seeds)
+        starts, stops = indptr[touched], indptr[touched + 1]
+        if (starts < 0).any() or (stops < starts).any() or (stops > len(self._rows)).any():
+            raise IndexBroken("indptr.npy points outside the columns; run suffuse verify, then copy the index again")
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            stored.rows.will_need(start, stop)
+            stored.values.will_need(start, stop)
+        m = len(query_ptr) - 1
+        ids, scores = np.zeros((m, top), np.int64), np.zeros((m, top), np.float32)
+        counts = np.empty(m, np.int64)
+        combine_columns(
+            query_ptr, seeds.view(np.uint32), weights, indptr, self._rows, self._values, self._owners, len(self),
+            ids, scores, counts,
+        )  # fmt: skip
+        if (counts < 0).any():
+            raise IndexBroken("rows.npy holds ids that do not exist; run suffuse verify, then copy the index again")
+        return ids, scores, counts
+
+    def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
+        """The ranking by cosine, without diffusion."""
+        if self.owners is None and len(query_ptr) == len(rows) + 1:
+            found = nearest(rows, self.features, top)
+            return Hits(found.ids.astype(np.int64), found.sims)
+        sims = np.stack([self._image_similarities(rows[a:b]) for a, b in zip(query_ptr, query_ptr[1:], strict=False)])
+        order = np.lexsort((np.broadcast_to(np.arange(sims.shape[1]), sims.shape), -sims), axis=1)[:, :top]
+        return Hits(order.astype(np.int64), np.take_along_axis(sims, order, axis=1))
+
+    def _image_similarities(self, regions: Features) -> NDArray[np.float32]:
+        """For each query region the best similarity within an image, summed (R-match); -inf for images without any."""
+        best = np.full((len(regions), len(self)), -np.inf, np.float32)
+        for start in range(0, len(self.features), _BLOCK_ROWS):
+            sims = regions @ self.features[start : start + _BLOCK_ROWS].T
+            if self.owners is None:
+                best[:, start : start + _BLOCK_ROWS] = sims
+            else:
+                owners = self.owners[start : start + _BLOCK_ROWS]
+                for region, row in zip(best, sims, strict=True):
+                    np.maximum.at(region, owners, row)
+        return np.asarray(best.sum(axis=0))
+
+    def _fill_by_cosine(
+        self, rows: Features, query_ptr: NDArray[np.int64], hits: Hits, counts: NDArray[np.int64]
+    ) -> None:
+        """Complete the rankings that diffusion left short with the images it did not reach, nearest first."""
+        top = hits.ids.shape[1]
+        for q in np.flatnonzero(counts < top):
+            first, last = query_ptr[q], query_ptr[q + 1]
+            reached = hits.ids[q, : counts[q]]
+            # At most `counts` of the nearest are there already, so these are always enough.
+            ranking = self._plain(rows[first:last], np.array([0, last - first]), min(top + counts[q], len(self)))
+            rest = ranking.ids[0][~np.isin(ranking.ids[0], reached)]
+            hits.ids[q, counts[q] :] = rest[: top - counts[q]]
+
+
+def _group(rows: Features, owners: NDArray[Any] | None) -> tuple[NDArray[np.int64], Features]:
+    """Rows of one query brought together: query q has the rows ptr[q]:ptr[q + 1]."""
+    if owners is None:
+        return np.arange(len(rows) + 1, dtype=np.int64), rows
+    query_of = check_owners(owners, len(rows), "query owners")
+    sizes = np.bincount(query_of)
+    if len(empty := np.flatnonzero(sizes == 0)):
+        raise InvalidInput(
+            f"query {empty[0]} has no regions, although there are {len(sizes)} queries; number them anew"
+        )
+    order = np.argsort(query_of, kind="stable")
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[order]
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InvalidParams(f"{name} must be a whole number of at least 1, got {value!r}")

@@ -1,0 +1,263 @@
+"""The index directory: plain .npy files that are memory-mapped, and a manifest that describes them.
+
+docs/index-format.md is the contract; a change of it raises `FORMAT_VERSION`.
+"""
+
+import json
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.arrays import Mapped, map_array, sha256_of, write_json
+from suffuse.errors import IndexBroken, IndexMissing, IndexTooNew, InvalidParams
+from suffuse.features import Whitening
+from suffuse.items import Items
+from suffuse.params import Params
+
+FORMAT = "suffuse-index"
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+ITEMS_FILE = "items.jsonl"
+
+# Every file that an index can have, with the type it must have; a manifest that names another is refused,
+# so no manifest can make Suffuse open a file outside the directory.
+_ARRAY_TYPES = {
+    "features.npy": ("float32",),
+    "indptr.npy": ("int64",),
+    "rows.npy": ("int32",),
+    "values.npy": ("float16", "float32"),
+    "owners.npy": ("int32",),
+    "whitening_mean.npy": ("float64",),
+    "whitening_projection.npy": ("float64",),
+    "item_offsets.npy": ("int64",),
+}
+_REQUIRED = ("features.npy", "indptr.npy", "rows.npy", "values.npy")
+_LARGEST_MANIFEST = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What manifest.json says: who wrote the index, with which parameters, and every file with its hash."""
+
+    created_by: str
+    params: Params
+    counts: dict[str, int]  # elements, images, dimensions, entries, unconverged
+    graph: dict[str, float]  # see graph.GraphSummary
+    files: dict[str, dict[str, Any]]  # name -> sha256, bytes, and dtype and shape of an array
+    version: int = FORMAT_VERSION
+
+
+class Stored(NamedTuple):
+    """An open index: arrays over memory maps."""
+
+    manifest: Manifest
+    features: NDArray[np.float32]
+    indptr: NDArray[np.int64]
+    rows: Mapped
+    values: Mapped
+    owners: NDArray[np.int32] | None
+    whitening: Whitening | None
+    items: Items
+
+
+def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
+    """The `files` of a manifest: sizes, hashes, types and shapes of all files in a finished directory."""
+    return {path.name: _describe(path) for path in sorted(directory.iterdir()) if path.name != MANIFEST}
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    description: dict[str, Any] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    if path.suffix == ".npy":
+        array = map_array(path).array
+        description |= {"dtype": array.dtype.name, "shape": list(array.shape)}
+    return description
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """The last file of a build: a directory without it is no index."""
+    content = {
+        "format": FORMAT,
+        "version": manifest.version,
+        "created_by": manifest.created_by,
+        "params": manifest.params.to_dict(),
+        "counts": manifest.counts,
+        "graph": manifest.graph,
+        "files": manifest.files,
+    }
+    write_json(directory / MANIFEST, content)
+
+
+def read_manifest(directory: str | Path) -> Manifest:
+    """Read and check manifest.json alone."""
+    directory = Path(directory)
+    path = directory / MANIFEST
+    if not directory.exists():
+        raise IndexMissing(f"there is no index at {directory}; build one with: suffuse build FEATURES -o {directory}")
+    if not directory.is_dir():
+        raise IndexMissing(f"{directory} is a file; an index is a directory with a {MANIFEST}")
+    if not path.is_file():
+        raise IndexMissing(f"{directory} has no {MANIFEST}: it is not an index, or its build was not finished")
+    try:
+        if path.stat().st_size > _LARGEST_MANIFEST:
+            raise IndexBroken(f"{MANIFEST} has {path.stat().st_size} bytes; that is no manifest of Suffuse")
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise IndexBroken(f"{MANIFEST} cannot be read: {error}; copy or build the index again") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise IndexMissing(f"{path} was not written by Suffuse (no format {FORMAT!r}); is it another program's?")
+    version = content.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise IndexBroken(f"{MANIFEST} has the version {version!r}; expected a whole number from 1")
+    if version > FORMAT_VERSION:
+        raise IndexTooNew(
+            f"the index has format version {version}, this Suffuse reads up to {FORMAT_VERSION};"
+            f" upgrade Suffuse (the index was written by {content.get('created_by')})"
+        )
+    return _parse_manifest(content)
+
+
+def _parse_manifest(content: dict[str, Any]) -> Manifest:
+    for key, kind in (("created_by", str), ("params", dict), ("counts", dict), ("graph", dict), ("files", dict)):
+        if not isinstance(content.get(key), kind):
+            raise IndexBroken(f"{MANIFEST} has no proper {key!r} (found {content.get(key)!r}); build the index again")
+    try:
+        params = Params.from_dict(content["params"])
+    except InvalidParams as error:
+        raise IndexBroken(f"{MANIFEST} has bad params: {error}; build the index again") from error
+    counts = content["counts"]
+    for name in ("elements", "images", "dimensions", "entries", "unconverged"):
+        if type(counts.get(name)) is not int or counts[name] < 0:
+            raise IndexBroken(f"{MANIFEST} has no proper count of {name} (found {counts.get(name)!r})")
+    files = content["files"]
+    for name, description in files.items():
+        if name not in _ARRAY_TYPES and name != ITEMS_FILE:
+            raise IndexBroken(f"{MANIFEST} names a file {name!r} that no index has; do not trust this index")
+        if not isinstance(description, dict) or type(description.get("bytes")) is not int:
+            raise IndexBroken(f"{MANIFEST} does not describe {name}; build the index again")
+        if not isinstance(description.get("sha256"), str):
+            raise IndexBroken(f"{MANIFEST} has no sha256 of {name}; build the index again")
+    if missing := [name for name in _REQUIRED if name not in files]:
+        raise IndexBroken(f"{MANIFEST} does not name {missing[0]}; build the index again")
+    return Manifest(
+        created_by=content["created_by"],
+        params=params,
+        counts=counts,
+        graph=content["graph"],
+        files=files,
+        version=content["version"],
+    )
+
+
+def open_index(directory: str | Path) -> Stored:
+    """Map every file and check that types and shapes fit each other; reads no data, so it is immediate."""
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    mapped = {name: _open_array(directory, name, manifest) for name in manifest.files if name in _ARRAY_TYPES}
+    arrays = {name: entry.array for name, entry in mapped.items()}
+    _check_fit(manifest, arrays)
+    whitening = None
+    if "whitening_mean.npy" in arrays:
+        whitening = Whitening(arrays["whitening_mean.npy"], arrays["whitening_projection.npy"])
+    for name in ("rows.npy", "values.npy"):
+        mapped[name].expect_random_access()
+    return Stored(
+        manifest=manifest,
+        features=arrays["features.npy"],
+        indptr=arrays["indptr.npy"],
+        rows=mapped["rows.npy"],
+        values=mapped["values.npy"],
+        owners=arrays.get("owners.npy"),
+        whitening=whitening,
+        items=_open_items(directory, manifest, arrays.get("item_offsets.npy")),
+    )
+
+
+def verify(directory: str | Path) -> int:
+    """Check every hash, and every id in the columns; returns the number of bytes that were read."""
+    directory = Path(directory)
+    stored = open_index(directory)
+    total = 0
+    for name, description in stored.manifest.files.items():
+        if (found := sha256_of(directory / name)) != description["sha256"]:
+            raise IndexBroken(
+                f"{name} has the hash {found[:12]}..., the manifest says {description['sha256'][:12]}...:"
+                " it was changed or damaged; copy or build the index again"
+            )
+        total += description["bytes"]
+    if (np.diff(stored.indptr) < 0).any():
+        raise IndexBroken("indptr.npy goes backwards; build the index again")
+    for name, array, count in (
+        ("rows.npy", stored.rows.array, stored.manifest.counts["elements"]),
+        ("owners.npy", stored.owners, stored.manifest.counts["images"]),
+    ):
+        if array is not None and len(array) and not 0 <= array.min() <= array.max() < count:
+            raise IndexBroken(f"{name} holds an id outside 0..{count - 1}; build the index again")
+    return total
+
+
+def _open_array(directory: Path, name: str, manifest: Manifest) -> Mapped:
+    mapped = map_array(directory / name)
+    found = (mapped.array.dtype.name, list(mapped.array.shape))
+    promised = (manifest.files[name].get("dtype"), manifest.files[name].get("shape"))
+    if found != promised or found[0] not in _ARRAY_TYPES[name]:
+        raise IndexBroken(
+            f"{name} holds {found[0]} of shape {found[1]}, the manifest says {promised[0]} of shape {promised[1]};"
+            " copy or build the index again"
+        )
+    return mapped
+
+
+def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
+    """The shapes of all arrays follow from a few counts."""
+    counts = manifest.counts
+    n, images, dimensions, entries = (counts[name] for name in ("elements", "images", "dimensions", "entries"))
+    expected: dict[str, tuple[int, ...]] = {
+        "features.npy": (n, dimensions),
+        "indptr.npy": (n + 1,),
+        "rows.npy": (entries,),
+        "values.npy": (entries,),
+        "owners.npy": (n,),
+        "item_offsets.npy": (images + 1,),
+    }
+    for name, shape in expected.items():
+        if name in arrays and arrays[name].shape != shape:
+            raise IndexBroken(
+                f"{name} has the shape {arrays[name].shape}, the counts say {shape}; build the index again"
+            )
+    if "owners.npy" not in arrays and images != n:
+        raise IndexBroken(f"{MANIFEST} counts {images} images and {n} elements, but owners.npy is not there")
+    indptr = arrays["indptr.npy"]
+    if indptr[0] != 0 or indptr[-1] != entries:
+        raise IndexBroken(f"indptr.npy runs from {indptr[0]} to {indptr[-1]}, expected 0 to {entries}")
+    mean, projection = arrays.get("whitening_mean.npy"), arrays.get("whitening_projection.npy")
+    if (mean is None) != (projection is None):
+        raise IndexBroken("only one of whitening_mean.npy and whitening_projection.npy is there; build the index again")
+    if mean is not None and projection is not None and projection.shape != (*mean.shape, dimensions):
+        raise IndexBroken(f"whitening_projection.npy has the shape {projection.shape}; build the index again")
+
+
+def _open_items(directory: Path, manifest: Manifest, offsets: NDArray[np.int64] | None) -> Items:
+    images = manifest.counts["images"]
+    if (offsets is None) != (ITEMS_FILE not in manifest.files):
+        raise IndexBroken(f"only one of {ITEMS_FILE} and item_offsets.npy is there; copy or build the index again")
+    if offsets is None:
+        return Items(images, None, None)
+    path = directory / ITEMS_FILE
+    promised = manifest.files[ITEMS_FILE]["bytes"]
+    try:
+        size = path.stat().st_size
+        if size != promised or offsets[-1] != size:
+            raise IndexBroken(f"{ITEMS_FILE} has {size} bytes, expected {promised}; copy or build the index again")
+        with path.open("rb") as stream:
+            return Items(images, memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)), offsets)
+    except OSError as error:
+        raise IndexBroken(f"{ITEMS_FILE} cannot be read: {error.strerror}; copy or build the index again") from error
+
+
+def size_on_disk(manifest: Manifest) -> int:
+    """Bytes of all files that the manifest names."""
+    return sum(int(description["bytes"]) for description in manifest.files.values())
