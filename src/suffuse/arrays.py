@@ -4,8 +4,10 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import mmap
 import os
+import tokenize
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -106,19 +108,21 @@ def map_array(path: Path) -> Mapped:
                 raise IndexBroken(f"{path.name} has .npy version {version}, expected (1, 0); build the index again")
             shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
             offset, size = stream.tell(), os.fstat(stream.fileno()).st_size
-            expected = offset + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            if dtype.hasobject or fortran_order:
+            count = math.prod(shape)
+            expected = offset + dtype.itemsize * count
+            if dtype.hasobject or not dtype.isnative or fortran_order or min(shape, default=0) < 0:
                 raise IndexBroken(
-                    f"{path.name} holds {dtype} in an order that Suffuse never writes; build the index again"
+                    f"{path.name} holds {dtype} of shape {shape} in an order that Suffuse never writes;"
+                    " build the index again"
                 )
             if size != expected:
                 raise IndexBroken(
                     f"{path.name} has {size} bytes, its header promises {expected}; copy or build the index again"
                 )
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            return Mapped(np.frombuffer(mapped, dtype, count, offset).reshape(shape), mapped, offset)
     except FileNotFoundError as error:
         raise IndexBroken(f"{path.name} is missing; copy or build the index again") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, SyntaxError, tokenize.TokenError) as error:
+        # The last three come from numpy's reading of a damaged header.
         raise IndexBroken(f"{path.name} cannot be read: {error}; copy or build the index again") from error
-    count = int(np.prod(shape, dtype=np.int64))
-    return Mapped(np.frombuffer(mapped, dtype, count, offset).reshape(shape), mapped, offset)

@@ -79,5 +79,5 @@ def _params(directory: Path) -> Params:
 
 def _write_npz(path: Path, **arrays: NDArray[Any]) -> None:
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer, allow_pickle=False, **arrays)
     write_bytes(path, [buffer.getbuffer()])

@@ -14,6 +14,9 @@ from suffuse.errors import InvalidInput
 
 ACCEPTED_TYPES = ("float16", "float32", "float64", "uint8")
 
+# How the files begin. Checked here, since numpy takes whatever begins otherwise for a pickle, and says so.
+_NPY_MAGIC, _ZIP_MAGIC = (b"\x93NUMPY",), (b"PK\x03\x04", b"PK\x05\x06")
+
 # Rows that are converted at a time, so that a memory-mapped file is never held whole in memory.
 _BLOCK_ROWS = 8192
 
@@ -32,7 +35,7 @@ class Whitening(NamedTuple):
     projection: NDArray[np.float64]  # (d, D)
 
 
-def load(path: str | Path, *, transpose: bool = False) -> Loaded:
+def load(path: str | Path, *, transpose: bool = False, least_rows: int = 2) -> Loaded:
     """Read .npy, .npz, .fvecs, .h5/.hdf5 or Matlab v7.3 .mat; `FILE.h5::NAME` chooses a dataset inside the file.
 
     `transpose` turns a matrix with one column per image into one with one row per image. HDF5 shows a Matlab
@@ -53,11 +56,12 @@ def load(path: str | Path, *, transpose: bool = False) -> Loaded:
         loaded = reader(file, inside)
     except InvalidInput:
         raise
-    except (OSError, ValueError, EOFError, KeyError, TypeError, MemoryError) as error:
-        # What numpy and h5py say of a damaged file is of these kinds; their words help, their traceback does not.
+    except Exception as error:
+        # numpy, zipfile, tokenize, zlib and h5py each have kinds of their own for a damaged file; their words help,
+        # their traceback does not.
         raise InvalidInput(f"{file.name} cannot be read: {_first_line(error)}; write it again") from error
     features = loaded.features.T if transpose and loaded.features.ndim == 2 else loaded.features
-    check_matrix(features, file.name)
+    check_matrix(features, file.name, least_rows=least_rows)
     if loaded.labels is not None and loaded.labels.shape != features.shape[:1]:
         raise InvalidInput(
             f"{file.name}: {len(features)} features but labels of shape {loaded.labels.shape}; one label per row"
@@ -129,10 +133,11 @@ def learn_whitening(features: NDArray[Any], name: str, dimensions: int, power: f
     mean = total / n
     eigenvalues, axes = np.linalg.eigh(products / n - np.outer(mean, mean))
     eigenvalues, axes = eigenvalues[::-1][:dimensions], axes[:, ::-1][:, :dimensions]
-    # Rounding leaves 1e-16 where the truth is 0; dividing by that would turn noise into signal.
-    if eigenvalues[-1] <= eigenvalues[0] * d * np.finfo(np.float64).eps:
-        rank = int((eigenvalues > eigenvalues[0] * d * np.finfo(np.float64).eps).sum())
-        raise InvalidInput(f"{name} spans only {rank} directions; whiten to at most {rank} dimensions")
+    # Unit rows are known to float32's rounding and no better; dividing by that would turn noise into signal.
+    rank = int((eigenvalues > np.finfo(np.float32).eps ** 2).sum())
+    if rank < dimensions:
+        remedy = f"whiten to at most {rank} dimensions" if rank else "build without whitening"
+        raise InvalidInput(f"{name} spans only {rank} directions around its mean; {remedy}")
     # The sign of an eigenvector is arbitrary: fix it, so that the same data gives the same index everywhere.
     signs = np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(dimensions)])
     return Whitening(mean, np.ascontiguousarray(axes * (signs / eigenvalues ** (power / 2))))
@@ -152,8 +157,11 @@ def load_owners(path: str | Path) -> NDArray[Any]:
     if not file.is_file():
         raise InvalidInput(f"there is no file {file}; give a .npy file with the image of each region")
     try:
+        _check_magic(file, _NPY_MAGIC, "a .npy file")
         return np.asarray(np.load(file, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
+    except InvalidInput:
+        raise
+    except Exception as error:  # as in `load`
         raise InvalidInput(f"{file.name} cannot be read: {_first_line(error)}; write it again") from error
 
 
@@ -171,18 +179,18 @@ def check_owners(owners: Any, regions: int, name: str) -> NDArray[np.int32]:
 
 def _read_npy(file: Path, inside: str) -> Loaded:
     _no_dataset(file, inside)
+    _check_magic(file, _NPY_MAGIC, "a .npy file")
     return Loaded(np.load(file, mmap_mode="r", allow_pickle=False), None)
 
 
 def _read_npz(file: Path, inside: str) -> Loaded:
+    _check_magic(file, _ZIP_MAGIC, "an .npz archive")
     with np.load(file, allow_pickle=False) as archive:
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise InvalidInput(f"{file.name} is not an .npz archive; was it a .npy file?")
         wanted = inside or "features"
         if wanted not in archive:
             held = ", ".join(archive.files) or "nothing"
             raise InvalidInput(f"{file.name} has no array {wanted!r}, it holds {held}; choose with {file.name}::NAME")
-        return Loaded(archive[wanted], archive["labels"] if "labels" in archive else None)
+        return Loaded(archive[wanted], archive.get("labels"))
 
 
 def _read_fvecs(file: Path, inside: str) -> Loaded:
@@ -192,12 +200,14 @@ def _read_fvecs(file: Path, inside: str) -> Loaded:
     with file.open("rb") as stream:
         dimensions = int.from_bytes(stream.read(4), "little", signed=True)
     if dimensions <= 0 or size % (4 * (dimensions + 1)):
-        raise InvalidInput(f"{file.name} is not .fvecs: {size} bytes do not hold rows of {dimensions} values")
+        raise InvalidInput(
+            f"{file.name} is not .fvecs: {size} bytes do not hold rows of {dimensions} values; write it again"
+        )
     words = np.memmap(file, "<i4", mode="r").reshape(-1, dimensions + 1)
     if len(bad := np.flatnonzero(words[:, 0] != dimensions)):
         raise InvalidInput(
             f"{file.name}: row {bad[0]} says it has {words[bad[0], 0]} values, the first has {dimensions};"
-            " the file is damaged or not .fvecs"
+            " the file is damaged or not .fvecs; write it again"
         )
     return Loaded(words.view("<f4")[:, 1:], None)
 
@@ -207,20 +217,32 @@ def _read_hdf5(file: Path, inside: str) -> Loaded:
 
     if not h5py.is_hdf5(file):
         hint = "; in Matlab, save with the option '-v7.3'" if file.suffix.lower() == ".mat" else ""
-        raise InvalidInput(f"{file.name} is not an HDF5 file{hint}")
+        raise InvalidInput(f"{file.name} is not an HDF5 file{hint or '; write it again'}")
     with h5py.File(file, "r") as archive:
         found: list[str] = []
         archive.visititems(lambda name, node: found.append(name) if _is_matrix(node) else None)
-        wanted = inside.strip("/") or ("features" if "features" in found else found[0] if len(found) == 1 else "")
-        if wanted not in archive or not isinstance(archive[wanted], h5py.Dataset):
+        wanted = inside.strip("/") or ("features" if "features" in archive or len(found) != 1 else found[0])
+        if not isinstance(archive.get(wanted), h5py.Dataset):
             held = ", ".join(found) or "no matrix"
-            missing = f"no dataset {inside!r}" if inside else "no dataset 'features'"
-            raise InvalidInput(f"{file.name} has {missing}, it holds {held}; choose with {file.name}::NAME")
+            raise InvalidInput(f"{file.name} has no dataset {wanted!r}, it holds {held}; choose with {file.name}::NAME")
         return Loaded(np.asarray(archive[wanted]), None)
 
 
 def _is_matrix(node: Any) -> bool:
     return len(getattr(node, "shape", ()) or ()) == 2 and node.dtype.name in ACCEPTED_TYPES
+
+
+def _check_magic(file: Path, magic: tuple[bytes, ...], kind: str) -> None:
+    with file.open("rb") as stream:
+        found = stream.read(8)
+    if not found.startswith(magic):
+        if found.startswith(_NPY_MAGIC):
+            looks = "a .npy file"
+        elif found.startswith(_ZIP_MAGIC):
+            looks = "a zip archive, perhaps .npz"
+        else:
+            looks = f"something that begins with {found!r}"
+        raise InvalidInput(f"{file.name} is not {kind} but {looks}; rename it or write it again")
 
 
 def _no_dataset(file: Path, inside: str) -> None:

@@ -1,6 +1,6 @@
 """The mutual k-NN graph: affinity A and transition matrix S."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,9 @@ def summarize(graph: Graph) -> GraphSummary:
 
     n = len(graph.indptr) - 1
     degrees = np.diff(graph.indptr).astype(np.int64)
-    matrix = csr_array((graph.weights, graph.indices.astype(np.int64), graph.indptr.astype(np.int64)), shape=(n, n))
+    matrix: Any = csr_array(
+        (graph.weights, graph.indices.astype(np.int64), graph.indptr.astype(np.int64)), shape=(n, n)
+    )
     count, labels = connected_components(matrix, directed=False)
     return GraphSummary(
         edges=len(graph.indices) // 2,

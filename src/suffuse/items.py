@@ -1,6 +1,7 @@
 """Names and metadata of images: one JSON object per line, read where it is needed."""
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,29 +41,40 @@ def load_items(path: str | Path) -> list[Any]:
         text = file.read_text(encoding="utf-8-sig")
         match file.suffix.lower():
             case ".csv":
-                return list(csv.DictReader(text.splitlines()))
+                return list(csv.DictReader(io.StringIO(text)))
             case ".json":
                 names = json.loads(text)
                 if not isinstance(names, list):
-                    raise InvalidInput(f"{file.name} holds {type(names).__name__}, not a list of names")
+                    raise InvalidInput(f"{file.name} holds {type(names).__name__}; write a list of names")
                 return names
             case ".jsonl":
-                return [json.loads(line) for line in text.splitlines() if line.strip()]
+                return [json.loads(line) for line in text.split("\n") if line.strip()]
             case _:
-                return text.splitlines()
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
-        raise InvalidInput(f"{file.name} cannot be read as names: {error}") from error
+                # Not `splitlines`: that breaks names at characters such as U+2028.
+                return text.removesuffix("\n").split("\n") if text else []
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise InvalidInput(f"{file.name} cannot be read as names: {error}; write it again, as UTF-8") from error
+
+
+def with_labels(items: Sequence[Any] | None, labels: NDArray[Any]) -> list[Item]:
+    """Keep the class label of each image as metadata, beside its name if it has one."""
+    named = [{}] * len(labels) if items is None else check_items(items, len(labels))
+    return [{**item, "label": label} for item, label in zip(named, labels.tolist(), strict=True)]
 
 
 def encode_items(items: Sequence[Item]) -> tuple[bytes, NDArray[np.int64]]:
     """The lines of items.jsonl, and where each line starts; the last offset is the length."""
-    try:
-        lines = [json.dumps(item, ensure_ascii=False, allow_nan=False).encode() + b"\n" for item in items]
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"metadata must be plain JSON values: {error}") from error
+    lines = [_encode_item(item, number) for number, item in enumerate(items)]
     offsets = np.zeros(len(lines) + 1, np.int64)
     np.cumsum([len(line) for line in lines], out=offsets[1:])
     return b"".join(lines), offsets
+
+
+def _encode_item(item: Item, number: int) -> bytes:
+    try:
+        return json.dumps(item, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"name {number} holds more than plain JSON values: {error}; convert or remove it") from error
 
 
 class Items:
@@ -82,7 +94,7 @@ class Items:
         start, stop = int(self._offsets[id]), int(self._offsets[id + 1])
         try:
             item = json.loads(bytes(self._text[start:stop]))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise IndexBroken(f"items.jsonl is damaged at the line of image {id}; copy the index again") from error
         if not isinstance(item, dict):
             raise IndexBroken(f"items.jsonl holds no object at the line of image {id}; copy the index again")

@@ -96,7 +96,7 @@ def load_faiss() -> Any:
         import faiss
     finally:
         if set_here:
-            del os.environ[variable]
+            os.environ.pop(variable, None)  # another thread may have been as early
     if (architecture := blas_architecture()) in _SLOW_ARCHITECTURES and chosen is not None:
         logger.warning(
             "faiss uses the slow BLAS kernel %s on a CPU that can do %s; import suffuse before faiss, or set %s=%s",

@@ -92,7 +92,7 @@ def build(
     plan = _plan(features, params, owners, items)
     try:
         with _working_directory(final, plan) as work, workers as pool:
-            build_ = _Build(work, n, pool, progress or (lambda stage, done, total: None))
+            build_ = _Build(work, n, pool, progress or _silent)
             _write_inputs(build_, features, params, owners, items)
             build_.run_blocks("neighbors", neighbors_task)
             build_.run_graph()
@@ -117,6 +117,10 @@ def build(
         resumed=build_.resumed,
         seconds=build_.seconds,
     )
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    """The progress of a build that nobody watches."""
 
 
 class _Build:

@@ -1,5 +1,6 @@
 """Search an index: the nearest elements of a query are its seeds, and their columns add up to the answer."""
 
+import itertools
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -146,7 +147,9 @@ class Index:
             ids, scores, counts,
         )  # fmt: skip
         if (counts < 0).any():
-            raise IndexBroken("rows.npy holds ids that do not exist; run suffuse verify, then copy the index again")
+            raise IndexBroken(
+                "rows.npy or owners.npy holds ids that do not exist; run suffuse verify, then copy the index again"
+            )
         return ids, scores, counts
 
     def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
@@ -154,7 +157,7 @@ class Index:
         if self.owners is None and len(query_ptr) == len(rows) + 1:
             found = nearest(rows, self.features, top)
             return Hits(found.ids.astype(np.int64), found.sims)
-        sims = np.stack([self._image_similarities(rows[a:b]) for a, b in zip(query_ptr, query_ptr[1:], strict=False)])
+        sims = np.stack([self._image_similarities(rows[a:b]) for a, b in itertools.pairwise(query_ptr)])
         order = np.lexsort((np.broadcast_to(np.arange(sims.shape[1]), sims.shape), -sims), axis=1)[:, :top]
         return Hits(order.astype(np.int64), np.take_along_axis(sims, order, axis=1))
 
@@ -190,10 +193,10 @@ def _group(rows: Features, owners: NDArray[Any] | None) -> tuple[NDArray[np.int6
     if owners is None:
         return np.arange(len(rows) + 1, dtype=np.int64), rows
     query_of = check_owners(owners, len(rows), "query owners")
-    sizes = np.bincount(query_of)
-    if len(empty := np.flatnonzero(sizes == 0)):
+    numbers, sizes = np.unique(query_of, return_counts=True)
+    if len(gaps := np.flatnonzero(numbers != np.arange(len(numbers)))):
         raise InvalidInput(
-            f"query {empty[0]} has no regions, although there are {len(sizes)} queries; number them anew"
+            f"query {gaps[0]} has no regions, although there are {numbers[-1] + 1} queries; number them anew"
         )
     order = np.argsort(query_of, kind="stable")
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[order]

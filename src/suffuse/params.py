@@ -100,9 +100,14 @@ def _between(
     left = f"from {low:g}" if low_included else f"above {low:g}"
     right = f"to {high:g}" if high_included else f"below {high:g}"
     wanted = f"a number {left} {'' if low_included and high_included else 'and '}{right}"
-    if isinstance(found, bool) or not isinstance(found, numbers.Real) or not math.isfinite(float(found)):
+    if isinstance(found, bool) or not isinstance(found, numbers.Real):
         raise _refuse(name, found, wanted)
-    value = float(found)
+    try:
+        value = float(found)
+    except OverflowError:  # a whole number of 400 digits
+        value = math.inf
+    if not math.isfinite(value):
+        raise _refuse(name, found, wanted)
     too_low = value < low or (value == low and not low_included)
     too_high = value > high or (value == high and not high_included)
     if too_low or too_high:
@@ -110,5 +115,5 @@ def _between(
 
 
 def _one_of(name: str, found: object, choices: tuple[str, ...]) -> None:
-    if found not in choices:
+    if not isinstance(found, str) or found not in choices:
         raise _refuse(name, found, " or ".join(repr(choice) for choice in choices))

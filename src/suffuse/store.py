@@ -16,7 +16,7 @@ from suffuse.arrays import Mapped, map_array, sha256_of, write_json
 from suffuse.errors import IndexBroken, IndexMissing, IndexTooNew, InvalidParams
 from suffuse.features import Whitening
 from suffuse.items import Items
-from suffuse.params import Params
+from suffuse.params import LARGEST_COUNT, Params
 
 FORMAT = "suffuse-index"
 FORMAT_VERSION = 1
@@ -100,10 +100,12 @@ def read_manifest(directory: str | Path) -> Manifest:
     if not directory.is_dir():
         raise IndexMissing(f"{directory} is a file; an index is a directory with a {MANIFEST}")
     if not path.is_file():
-        raise IndexMissing(f"{directory} has no {MANIFEST}: it is not an index, or its build was not finished")
+        raise IndexMissing(
+            f"{directory} has no {MANIFEST}: it is not an index, or its build was not finished; build it (again)"
+        )
     try:
         if path.stat().st_size > _LARGEST_MANIFEST:
-            raise IndexBroken(f"{MANIFEST} has {path.stat().st_size} bytes; that is no manifest of Suffuse")
+            raise IndexBroken(f"{MANIFEST} has {path.stat().st_size} bytes, far too many; build the index again")
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise IndexBroken(f"{MANIFEST} cannot be read: {error}; copy or build the index again") from error
@@ -111,7 +113,7 @@ def read_manifest(directory: str | Path) -> Manifest:
         raise IndexMissing(f"{path} was not written by Suffuse (no format {FORMAT!r}); is it another program's?")
     version = content.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise IndexBroken(f"{MANIFEST} has the version {version!r}; expected a whole number from 1")
+        raise IndexBroken(f"{MANIFEST} has version {version!r}, expected a whole number from 1; build the index again")
     if version > FORMAT_VERSION:
         raise IndexTooNew(
             f"the index has format version {version}, this Suffuse reads up to {FORMAT_VERSION};"
@@ -129,9 +131,17 @@ def _parse_manifest(content: dict[str, Any]) -> Manifest:
     except InvalidParams as error:
         raise IndexBroken(f"{MANIFEST} has bad params: {error}; build the index again") from error
     counts = content["counts"]
-    for name in ("elements", "images", "dimensions", "entries", "unconverged"):
-        if type(counts.get(name)) is not int or counts[name] < 0:
-            raise IndexBroken(f"{MANIFEST} has no proper count of {name} (found {counts.get(name)!r})")
+    for name, least, most in (
+        ("elements", 1, LARGEST_COUNT),
+        ("images", 1, LARGEST_COUNT),
+        ("dimensions", 1, LARGEST_COUNT),
+        ("entries", 0, 2**63 - 1),
+        ("unconverged", 0, LARGEST_COUNT),
+    ):
+        if type(counts.get(name)) is not int or not least <= counts[name] <= most:
+            raise IndexBroken(
+                f"{MANIFEST} has no proper count of {name} (found {counts.get(name)!r}); build the index again"
+            )
     files = content["files"]
     for name, description in files.items():
         if name not in _ARRAY_TYPES and name != ITEMS_FILE:
@@ -229,15 +239,22 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
                 f"{name} has the shape {arrays[name].shape}, the counts say {shape}; build the index again"
             )
     if "owners.npy" not in arrays and images != n:
-        raise IndexBroken(f"{MANIFEST} counts {images} images and {n} elements, but owners.npy is not there")
+        raise IndexBroken(
+            f"{MANIFEST} counts {images} images and {n} elements, but names no owners.npy; build the index again"
+        )
     indptr = arrays["indptr.npy"]
     if indptr[0] != 0 or indptr[-1] != entries:
-        raise IndexBroken(f"indptr.npy runs from {indptr[0]} to {indptr[-1]}, expected 0 to {entries}")
+        raise IndexBroken(
+            f"indptr.npy runs from {indptr[0]} to {indptr[-1]}, expected 0 to {entries}; copy or build the index again"
+        )
     mean, projection = arrays.get("whitening_mean.npy"), arrays.get("whitening_projection.npy")
     if (mean is None) != (projection is None):
         raise IndexBroken("only one of whitening_mean.npy and whitening_projection.npy is there; build the index again")
-    if mean is not None and projection is not None and projection.shape != (*mean.shape, dimensions):
-        raise IndexBroken(f"whitening_projection.npy has the shape {projection.shape}; build the index again")
+    if mean is not None and projection is not None and (mean.ndim != 1 or projection.shape != (len(mean), dimensions)):
+        raise IndexBroken(
+            f"whitening_projection.npy has the shape {projection.shape}, which does not fit whitening_mean.npy of shape"
+            f" {mean.shape} and {dimensions} dimensions; build the index again"
+        )
 
 
 def _open_items(directory: Path, manifest: Manifest, offsets: NDArray[np.int64] | None) -> Items:
@@ -250,12 +267,15 @@ def _open_items(directory: Path, manifest: Manifest, offsets: NDArray[np.int64] 
     promised = manifest.files[ITEMS_FILE]["bytes"]
     try:
         size = path.stat().st_size
-        if size != promised or offsets[-1] != size:
-            raise IndexBroken(f"{ITEMS_FILE} has {size} bytes, expected {promised}; copy or build the index again")
+        if not size == promised == offsets[-1]:
+            raise IndexBroken(
+                f"{ITEMS_FILE} has {size} bytes, the manifest says {promised} and item_offsets.npy {offsets[-1]};"
+                " copy or build the index again"
+            )
         with path.open("rb") as stream:
             return Items(images, memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)), offsets)
-    except OSError as error:
-        raise IndexBroken(f"{ITEMS_FILE} cannot be read: {error.strerror}; copy or build the index again") from error
+    except (OSError, ValueError) as error:  # a ValueError if it is empty
+        raise IndexBroken(f"{ITEMS_FILE} cannot be read: {error}; copy or build the index again") from error
 
 
 def size_on_disk(manifest: Manifest) -> int:

@@ -31,7 +31,7 @@ def _slot_of(id, slots, mask):
 
 
 @helper
-def _add_columns(first, last, seeds, weights, columns, owners, table):
+def _add_columns(first, last, seeds, weights, columns, owners, targets, table):
     """Add weight * column of seeds[first:last] into the hash table; False if an id is out of range."""
     indptr, rows, values = columns
     slots, sums, mask = table
@@ -45,6 +45,8 @@ def _add_columns(first, last, seeds, weights, columns, owners, table):
                 return False
             if pooled:
                 id = owners[u8(id)]
+                if id >= targets:  # more ids than images would overfill the table
+                    return False
             slot = _slot_of(id, slots, mask)
             slots[slot] = id
             sums[slot] += weight * _number(values[place])
@@ -65,7 +67,7 @@ def combine_columns(query_ptr, seeds, weights, indptr, rows, values, owners, tar
 
     Query q has the seeds query_ptr[q]:query_ptr[q + 1]. `owners` maps elements to images, whose scores are
     summed; empty where elements are images. `targets` is the number of images. out[q] = number of entries
-    written to ids[q] and scores[q]; -1 if the columns hold an id that does not exist.
+    written to ids[q] and scores[q]; -1 if columns or owners hold an id that does not exist.
     The sum lives in a hash table, so that memory follows the seeds' columns and not the database.
     """
     top = u8(ids.shape[1])
@@ -83,7 +85,7 @@ def combine_columns(query_ptr, seeds, weights, indptr, rows, values, owners, tar
     for q in range(u8(query_ptr.shape[0] - 1)):
         first, last = u8(query_ptr[q]), u8(query_ptr[q + u8(1)])
         sound = _add_columns(
-            first, last, seeds, weights, (indptr, rows, values), owners, (slots, sums, capacity - u8(1))
+            first, last, seeds, weights, (indptr, rows, values), owners, u8(targets), (slots, sums, capacity - u8(1))
         )
         count = u8(0)
         for slot in range(capacity):

@@ -14,6 +14,9 @@ import numba
 import platformdirs
 from numba import types
 
+# numba fills this module at run time, so its type is beyond mypy.
+_settings: Any = numba.config
+
 f4, f8 = types.float32, types.float64
 u2, u4, u8 = types.uint16, types.uint32, types.uint64
 i8, void = types.int64, types.void
@@ -34,8 +37,8 @@ def compiled(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., A
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         # numba knows one cache directory for everybody; ours must not become the one of the user's own kernels.
-        theirs = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = theirs or str(_cache_directory())
+        theirs = _settings.CACHE_DIR
+        _settings.CACHE_DIR = theirs or str(_cache_directory())
         try:
             return _njit(function, signatures, cache=True)
         except RuntimeError as error:
@@ -44,7 +47,7 @@ def compiled(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., A
             # Nothing on this machine is writable: compile anew in each process rather than not at all.
             return _njit(function, signatures, cache=False)
         finally:
-            numba.config.CACHE_DIR = theirs
+            _settings.CACHE_DIR = theirs
 
     return decorate
 

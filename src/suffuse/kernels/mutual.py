@@ -1,6 +1,11 @@
 """The mutual k-NN graph: which edges there are, their affinity (eq. 1) and its normalisation (eq. 2)."""
 
+import numpy as np
+
 from suffuse.kernels.jit import compiled, f4, f8, helper, readonly, u4, u8, void, writable
+
+# Below this, numbers lose their digits, and with them S its bound on the eigenvalues: no edge.
+_SMALLEST = np.finfo(np.float64).tiny
 
 
 @helper
@@ -17,7 +22,8 @@ def _affinity(ids, sims, gamma, node, position):
     other = ids[node, position]
     if other == u4(node) or sims[node, position] <= f4(0.0) or not _lists(ids, u8(other), u4(node)):
         return f8(0.0)
-    return f8(sims[node, position]) ** gamma
+    affinity = f8(sims[node, position]) ** gamma
+    return affinity if affinity >= _SMALLEST else f8(0.0)
 
 
 @compiled(void(readonly(u4, 2), readonly(f4, 2), f8, writable(u8)))

@@ -1,6 +1,7 @@
 """Columns of the inverse of L_alpha on their supports, by conjugate gradient."""
 
 import numpy as np
+
 from suffuse.kernels.jit import compiled, f4, f8, helper, i8, readonly, u4, u8, void, writable
 from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
 from suffuse.kernels.walk import walk_support
@@ -45,6 +46,8 @@ def _conjugate_gradient(block, size, one, iterations, tolerance, vectors):
                 total -= block_weights[place] * direction[u8(block_indices[place])]
             image[i] = total
             curvature += total * direction[i]
+        if not curvature > f8(0.0):  # alpha so close to 1 that L_alpha is singular in float64
+            break
         step = squared / curvature
         previous, squared = squared, f8(0.0)
         for i in range(size):

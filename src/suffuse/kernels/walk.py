@@ -21,11 +21,13 @@ def walk_support(node, indptr, indices, steps_weights, truncation, steps, scratc
         for f in range(size):
             start, stop = indptr[u8(frontier[f])], indptr[u8(frontier[f]) + u8(1)]
             for place in range(start, stop):
-                other = u8(indices[place])
+                other, moved = u8(indices[place]), steps_weights[place] * values[f]
+                if moved == f8(0.0):  # underflow: counted as reached, the node would be listed again and again
+                    continue
                 if spread[other] == f8(0.0):
                     reached[count] = u4(other)
                     count += u8(1)
-                spread[other] += steps_weights[place] * values[f]
+                spread[other] += moved
         size = _cut(spread, reached, count, truncation, keys)
         for f in range(size):
             other = u8(reached[f])

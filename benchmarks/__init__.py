@@ -1,0 +1,1 @@
+"""Quality beside time, on real data; run by `make bench`."""

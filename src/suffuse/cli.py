@@ -1,0 +1,380 @@
+"""The command line: verbs over the library; data on stdout, everything else on stderr.
+
+Heavy modules are imported inside the commands, so that --help answers at once.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suffuse import __version__
+from suffuse.errors import InvalidParams, SuffuseError
+from suffuse.params import Params
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from suffuse.offline import BuildSummary, Progress
+    from suffuse.online import Hits, Index
+
+app = typer.Typer(
+    name="suffuse",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help=(
+        "Find images the way diffusion does, at the speed of a nearest-neighbour search.\n\n"
+        "Start with [bold]suffuse demo[/bold], or with your own features:\n\n"
+        "  suffuse build features.npy -o photos.index\n\n"
+        "  suffuse search photos.index queries.npy"
+    ),
+)
+
+_DEFAULTS = Params()
+# Queries that are searched at a time, so that the first answers of a long file come soon.
+_BATCH = 256
+
+
+class SupportChoice(StrEnum):
+    """Where columns are solved."""
+
+    graph = "graph"
+    features = "features"
+
+
+class ValuesChoice(StrEnum):
+    """How column entries are stored."""
+
+    float16 = "float16"
+    float32 = "float32"
+
+
+class MethodChoice(StrEnum):
+    """How images are ranked."""
+
+    diffusion = "diffusion"
+    knn = "knn"
+
+
+def main() -> None:
+    """The entry point: runs a verb, and turns what a user did wrong into one line and an exit code."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    try:
+        app()
+    except InvalidParams as error:
+        _fail(str(error), 2)
+    except SuffuseError as error:
+        _fail(str(error), 1)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): no error, and nothing more to say at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"Error: {message}", file=sys.stderr)  # noqa: T201
+    sys.exit(code)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"suffuse {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.", show_default=False)]
+
+
+@app.command()
+def build(
+    features: Annotated[
+        str,
+        typer.Argument(
+            metavar="FEATURES",
+            show_default=False,
+            help="One row per image: .npy, .npz (array 'features'), .fvecs, .h5 or .mat (v7.3);"
+            " FILE.h5::NAME chooses a dataset.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="INDEX", show_default=False, help="The index directory to make.")
+    ],
+    owners: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Rows are regions: a .npy file with the image number of each."),
+    ] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A name per image: .txt (a line each), .csv, .json or .jsonl (with metadata)."
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("--k", help="Neighbours in the graph. Not more than a typical class has.")] = (
+        _DEFAULTS.k
+    ),
+    alpha: Annotated[float, typer.Option(help="How far the walk goes: above 0, below 1.")] = _DEFAULTS.alpha,
+    gamma: Annotated[float, typer.Option(help="Exponent of the similarities.")] = _DEFAULTS.gamma,
+    support: Annotated[
+        SupportChoice,
+        typer.Option(help="Where columns are solved: the walk's own reach (graph), or the paper's L-NN (features)."),
+    ] = SupportChoice.graph,
+    truncation: Annotated[int, typer.Option(help="L, elements in the support of a column.")] = _DEFAULTS.truncation,
+    keep: Annotated[int, typer.Option(help="Entries of each column that are stored.")] = _DEFAULTS.keep,
+    whiten: Annotated[
+        int | None, typer.Option(metavar="D", help="PCA-whiten to D dimensions, learned on these features.")
+    ] = None,
+    whiten_power: Annotated[
+        float, typer.Option(metavar="P", help="Whitening power: 0 only rotates and cuts, 1 whitens fully.")
+    ] = _DEFAULTS.whiten_power,
+    values: Annotated[ValuesChoice, typer.Option(help="How entries are stored.")] = ValuesChoice.float16,
+    iterations: Annotated[int, typer.Option(help="Most steps of conjugate gradient.")] = _DEFAULTS.iterations,
+    tolerance: Annotated[float, typer.Option(help="Residual at which a column is solved.")] = _DEFAULTS.tolerance,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Threads to use.", show_default="all cores")] = None,
+    transpose: Annotated[bool, typer.Option("--transpose", help="FEATURES has one column per image.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an index that is already there.")] = False,
+) -> None:
+    """Build an index from features (offline, once).
+
+    A build that was interrupted goes on where it stopped when the same command is given again.
+    """
+    params = Params(
+        k=k, alpha=alpha, gamma=gamma, support=support.value, truncation=truncation, keep=keep,
+        iterations=iterations, tolerance=tolerance, whiten=whiten, whiten_power=whiten_power, values=values.value,
+    )  # fmt: skip
+    from suffuse.features import load, load_owners
+    from suffuse.items import load_items, with_labels
+    from suffuse.offline import build as build_index
+
+    loaded = load(features, transpose=transpose)
+    items = None if names is None else load_items(names)
+    if loaded.labels is not None and owners is None:
+        items = with_labels(items, loaded.labels)
+    with _progress() as progress:
+        summary = build_index(
+            loaded.features,
+            output,
+            params,
+            owners=None if owners is None else load_owners(owners),
+            names=items,
+            jobs=jobs,
+            force=force,
+            progress=progress,
+        )
+    _print_summary(summary)
+
+
+@app.command()
+def search(
+    index: IndexArgument,
+    queries: Annotated[
+        str, typer.Argument(metavar="QUERIES", show_default=False, help="One row per query, as for build.")
+    ],
+    owners: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Rows are regions of queries: a .npy file with the query number of each."),
+    ] = None,
+    top: Annotated[int, typer.Option(help="Images to return for each query.")] = 10,
+    seeds: Annotated[int, typer.Option(help="Nearest elements of a query to start from.")] = 10,
+    method: Annotated[MethodChoice, typer.Option(help="Ranking: diffusion, or plain cosine.")] = MethodChoice.diffusion,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per query and line.")] = False,
+    transpose: Annotated[bool, typer.Option("--transpose", help="QUERIES has one column per query.")] = False,
+) -> None:
+    """Search an index (online): the best images for each query."""
+    from suffuse.features import load, load_owners, unit_blocks
+    from suffuse.online import Index
+
+    opened = Index.open(index)
+    rows = load(queries, transpose=transpose, least_rows=1).features
+    query_owners = None if owners is None else load_owners(owners)
+    for _ in unit_blocks(rows, Path(queries).name, None):
+        pass  # a bad row is named before the first answer is printed
+    batch = len(rows) if query_owners is not None else _BATCH  # the regions of a query belong together
+    first = 0
+    for start in range(0, len(rows), batch):
+        hits = opened.search(rows[start : start + batch], top, seeds, method=method.value, owners=query_owners)
+        show = _print_json if as_json else _print_table
+        show(opened, hits, first)
+        first += len(hits.ids)
+
+
+@app.command()
+def info(
+    index: IndexArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+) -> None:
+    """Show what an index holds: counts, parameters, sizes, and what its graph looks like."""
+    from suffuse.store import open_index, size_on_disk
+
+    manifest = open_index(index).manifest
+    content = {
+        "path": str(index),
+        "version": manifest.version,
+        "created_by": manifest.created_by,
+        "counts": manifest.counts,
+        "params": manifest.params.to_dict(),
+        "graph": manifest.graph,
+        "bytes": {name: description["bytes"] for name, description in manifest.files.items()},
+        "bytes_total": size_on_disk(manifest),
+    }
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+        return
+    _print_info(content)
+
+
+@app.command()
+def verify(index: IndexArgument) -> None:
+    """Check every byte of an index against the hashes in its manifest."""
+    from suffuse.store import verify as verify_index
+
+    checked = verify_index(index)
+    typer.echo(f"{index} is sound: {checked:,} bytes checked")
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the results go.")] = Path(
+        "suffuse-demo"
+    ),
+) -> None:
+    """See it work: 1,797 scanned digits, indexed and searched, k-NN beside diffusion."""
+    from rich.table import Table
+
+    from suffuse.demo import run
+
+    with _progress() as progress:
+        results = run(output, progress)
+    table = Table(title="200 held-out digits searched among 1,597")
+    table.add_column("method")
+    for heading in ("mAP", "ms per query", "offline seconds"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        offline = f"{result.offline_seconds:.1f}" if result.offline_seconds else "-"
+        table.add_row(result.method, f"{result.mean_average_precision:.1f}", f"{result.milliseconds:.2f}", offline)
+    _console(stderr=False).print(table)
+    typer.echo(f"The picture: {output / 'digits.png'}", err=True)
+    typer.echo(f"Try it:      suffuse info {output / 'digits.index'}", err=True)
+
+
+def _console(*, stderr: bool) -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+@contextlib.contextmanager
+def _progress() -> "Iterator[Progress]":
+    """A bar for each stage on stderr, with the time that is left."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description:<9}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=_console(stderr=True),
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks or (done == 0 and bars.tasks[tasks[stage]].finished):
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done)
+
+        yield report
+
+
+def _print_summary(summary: "BuildSummary") -> None:
+    echo = _console(stderr=True).print
+    seconds = sum(summary.seconds.values())
+    kind = "images" if summary.images == summary.elements else f"regions of {summary.images:,} images"
+    echo(f"[bold]{summary.path}[/bold]: {summary.elements:,} {kind}, {summary.dimensions} dimensions")
+    echo(
+        f"{summary.bytes / 1e6:,.1f} MB, {summary.entries / summary.elements:.0f} entries per column, {seconds:.1f} s ("
+        + ", ".join(f"{stage} {time:.1f}" for stage, time in summary.seconds.items())
+        + ")"
+    )
+    if summary.resumed:
+        echo(f"{summary.resumed} blocks were there from an interrupted build")
+    if summary.unconverged:
+        echo(
+            f"[yellow]{summary.unconverged:,} of {summary.elements:,} columns did not reach the residual;"
+            " raise --iterations or --tolerance[/yellow]"
+        )
+    echo(f"Search it: suffuse search {summary.path} QUERIES")
+
+
+def _print_json(index: "Index", hits: "Hits", first: int) -> None:
+    for number, (ids, scores) in enumerate(zip(hits.ids.tolist(), hits.scores.tolist(), strict=True)):
+        line = {"query": first + number, "ids": ids, "names": [index.items.name(id) for id in ids], "scores": scores}
+        typer.echo(json.dumps(line, ensure_ascii=False))
+
+
+def _print_table(index: "Index", hits: "Hits", first: int) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = _console(stderr=False)
+    for number, (ids, scores) in enumerate(zip(hits.ids.tolist(), hits.scores.tolist(), strict=True)):
+        table = Table(title=f"query {first + number}", title_justify="left", box=None, pad_edge=False)
+        table.add_column("rank", justify="right")
+        table.add_column("id", justify="right")
+        table.add_column("score", justify="right")
+        table.add_column("name")
+        for rank, (id, score) in enumerate(zip(ids, scores, strict=True), 1):
+            table.add_row(str(rank), str(id), f"{score:.4f}", escape(index.items.name(id)))
+        console.print(table)
+
+
+def _print_info(content: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    counts, graph = content["counts"], content["graph"]
+    columns = sum(content["bytes"][name] for name in ("indptr.npy", "rows.npy", "values.npy"))
+    rows = {
+        "index": f"{content['path']} (format {content['version']}, by {content['created_by']})",
+        "images": f"{counts['images']:,}",
+        "elements": f"{counts['elements']:,} of {counts['dimensions']} dimensions",
+        "entries": f"{counts['entries']:,}, {counts['entries'] / counts['elements']:.1f} per column",
+        "unconverged": f"{counts['unconverged']:,} columns",
+        "graph": f"{graph['edges']:,} edges; degree {graph['degree_mean']:.1f} on average,"
+        f" median {graph['degree_median']:g}, largest {graph['degree_largest']}",
+        "": f"{graph['isolated']:,} isolated nodes; {graph['components']:,} components,"
+        f" the largest with {graph['largest_component']:,}",
+        "on disk": f"{content['bytes_total'] / 1e6:,.1f} MB: features {content['bytes']['features.npy'] / 1e6:,.1f},"
+        f" columns {columns / 1e6:,.1f}",
+        "parameters": ", ".join(f"{name} {value}" for name, value in content["params"].items() if value is not None),
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    _console(stderr=False).print(table)

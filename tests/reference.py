@@ -1,0 +1,116 @@
+"""The slow, obvious twin of each kernel: dense matrices, float64, no cleverness."""
+
+import numpy as np
+
+
+def similarities(queries, features):
+    """sim(q, i) = q . x_i, (m, n), rounded to float32 at the very end."""
+    products = queries.astype(np.float64)[:, None, :] * features.astype(np.float64)[None, :, :]
+    return products.sum(axis=2).astype(np.float32)
+
+
+def nearest(queries, features, k, own=None):
+    """NN_k: all ids by falling similarity, ties by id, and own[q] before all others; returns ids and sims, (m, k)."""
+    sims = similarities(queries, features)
+    everyone = range(len(features))
+    ids = [
+        sorted(everyone, key=lambda i: (own is None or i != own[q], -sims[q, i], i))[:k] for q in range(len(queries))
+    ]
+    return np.array(ids), np.take_along_axis(sims, np.array(ids), axis=1)
+
+
+def dense(graph):
+    """A graph in compressed rows as a matrix, (n, n)."""
+    n = len(graph[0]) - 1
+    matrix = np.zeros((n, n))
+    for i in range(n):
+        places = slice(int(graph[0][i]), int(graph[0][i + 1]))
+        matrix[i, graph[1][places]] = graph[2][places]
+    return matrix
+
+
+def compressed(matrix):
+    """The opposite of `dense`: where rows start, the ids in them, and the weights, in the types of the kernels."""
+    rows, ids = np.nonzero(matrix)
+    indptr = np.searchsorted(rows, np.arange(len(matrix) + 1)).astype(np.uint64)
+    return indptr, ids.astype(np.uint32), np.ascontiguousarray(matrix[rows, ids])
+
+
+def affinity(ids, sims, gamma):
+    """A_ij = max(sim, 0) ** gamma where i and j list each other and i != j, else 0 (eq. 1)."""
+    n = len(ids)
+    a = np.zeros((n, n))
+    for i in range(n):
+        for j, sim in zip(ids[i], sims[i], strict=True):
+            if i != j and i in ids[j]:
+                a[i, j] = max(float(sim), 0.0) ** gamma
+    return a
+
+
+def transition(a):
+    """S_ij = A_ij / sqrt(D_i D_j) with D_i = sum_j A_ij (eq. 2); an empty row stays empty."""
+    degrees = a.sum(axis=1)
+    s = np.zeros_like(a)
+    for i, j in zip(*np.nonzero(a), strict=True):
+        s[i, j] = a[i, j] / np.sqrt(degrees[i] * degrees[j])
+    return s
+
+
+def largest(values, count):
+    """The ids of the `count` largest positive values as float32, largest first, ties by id."""
+    rounded = np.asarray(values).astype(np.float32)
+    return sorted(np.flatnonzero(values).tolist(), key=lambda i: (-rounded[i], i))[:count]
+
+
+def walk_mass(alpha_s, node, truncation, steps):
+    """sum_t v_t with v_0 = e_node, v_t = alpha S v_(t-1) cut to its `truncation` largest entries."""
+    v = np.zeros(len(alpha_s))
+    v[node] = 1.0
+    mass = v.copy()
+    for _ in range(steps):
+        spread, v = alpha_s @ v, np.zeros(len(alpha_s))
+        frontier = largest(spread, truncation)
+        v[frontier] = spread[frontier]
+        mass += v
+    return mass
+
+
+def walk_support(alpha_s, node, truncation, steps):
+    """The `truncation` nodes with the most mass, the node itself always among them."""
+    mass = walk_mass(alpha_s, node, truncation, steps)
+    mass[node] = np.inf
+    return largest(mass, truncation)
+
+
+def column(alpha_s, support, node):
+    """c with (I - alpha S)[J, J] c[J] = e_node on the support J, and 0 elsewhere, (n,)."""
+    c = np.zeros(len(alpha_s))
+    e = np.array([float(j == node) for j in support])
+    c[support] = np.linalg.solve(np.eye(len(support)) - alpha_s[np.ix_(support, support)], e)
+    return c
+
+
+def inverse(alpha_s):
+    """(I - alpha S)^-1, all columns without truncation, (n, n)."""
+    return np.linalg.inv(np.eye(len(alpha_s)) - alpha_s)
+
+
+def combine(seeds, weights, columns, owners=None, images=None):
+    """f = sum_j weights[j] * columns[:, seeds[j]] (Algorithm 1), summed over the elements of each image."""
+    f = np.zeros(len(columns))
+    for seed, weight in zip(seeds, weights, strict=True):
+        f += weight * columns[:, seed]
+    return f if owners is None else np.array([f[owners == image].sum() for image in range(images)])
+
+
+def diffuse(regions, features, columns, seeds, gamma, owners=None, images=None):
+    """f of one query: its regions' nearest elements are the seeds, max(sim, 0) ** gamma their weights."""
+    ids, sims = nearest(regions, features, seeds)
+    weights = np.maximum(sims, 0).astype(np.float64) ** gamma
+    return combine(ids.ravel(), weights.ravel(), columns, owners, images)
+
+
+def match(regions, features, owners, images):
+    """R-match: the best similarity of each query region within an image, summed; -inf for an image without regions."""
+    sims = similarities(regions, features).astype(np.float64)
+    return np.array([sims[:, owners == image].max(axis=1, initial=-np.inf).sum() for image in range(images)])

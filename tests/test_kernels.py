@@ -1,0 +1,402 @@
+"""Each compiled kernel equals its slow, obvious twin in reference.py."""
+
+import numba
+import numpy as np
+import pytest
+import reference
+from data import clusters, duplicated, lattice, network, scattered
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suffuse.kernels.combine import combine_columns
+from suffuse.kernels.mutual import count_edges, fill_affinity, normalize_affinity
+from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
+from suffuse.kernels.similarity import dot_pairs
+from suffuse.kernels.solve import solve_on_supports, solve_on_walks
+from suffuse.kernels.walk import walk_support
+
+seeds_of_rng = st.integers(0, 2**32 - 1)
+
+
+# --- similarity
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=seeds_of_rng, d=st.integers(4, 40))
+def test_products_of_pairs_equal_the_sum_of_products(seed, d):
+    rng = np.random.default_rng(seed)
+    queries, features = lattice(rng, 7, d), lattice(rng, 11, d)
+    ids = rng.integers(11, size=(7, 5)).astype(np.uint32)
+    out = np.empty((7, 5), np.float32)
+    dot_pairs(queries, features, ids, out)
+    np.testing.assert_array_equal(out, np.take_along_axis(reference.similarities(queries, features), ids, axis=1))
+
+
+def test_products_of_pairs_are_summed_in_float64():
+    features = np.array([[1.0, 1.0, 1.0]], np.float32)
+    queries = np.array([[2.0**24, 1.0, -(2.0**24)]], np.float32)
+    out = np.empty((1, 1), np.float32)
+    dot_pairs(queries, features, np.zeros((1, 1), np.uint32), out)
+    assert out[0, 0] == 1.0
+
+
+def test_a_product_is_the_same_to_the_bit_from_both_sides_and_in_every_batch():
+    features = scattered(np.random.default_rng(0), 30, 37)
+    everyone = np.tile(np.arange(30, dtype=np.uint32), (30, 1))
+    together, alone = np.empty((30, 30), np.float32), np.empty((30, 30), np.float32)
+    dot_pairs(features, features, everyone, together)
+    for i in range(30):
+        dot_pairs(features[i : i + 1], features, everyone[i : i + 1], alone[i : i + 1])
+    np.testing.assert_array_equal(together, together.T)
+    np.testing.assert_array_equal(together, alone)
+
+
+# --- mutual
+
+
+def random_lists(rng, n, k):
+    """Lists of k distinct ids in any order, not all of them with the node itself, and one similarity per pair."""
+    ids = np.stack([rng.permutation(n)[:k] for _ in range(n)]).astype(np.uint32)
+    pairs = rng.uniform(-0.3, 1.0, (n, n)).astype(np.float32)
+    return ids, np.take_along_axis(np.maximum(pairs, pairs.T), ids, axis=1)
+
+
+def edges_of(ids, sims, gamma):
+    """A in compressed rows by the two kernels that count and fill."""
+    indptr = np.empty(len(ids) + 1, np.uint64)
+    count_edges(ids, sims, gamma, indptr)
+    indptr = np.cumsum(indptr)
+    indices, weights = np.empty(int(indptr[-1]), np.uint32), np.empty(int(indptr[-1]))
+    fill_affinity(ids, sims, gamma, indptr, indices, weights)
+    return indptr, indices, weights
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=seeds_of_rng, n=st.integers(2, 30), share=st.floats(0.1, 1.0), gamma=st.floats(0.5, 10.0))
+def test_affinity_and_transition_equal_their_definitions(seed, n, share, gamma):
+    ids, sims = random_lists(np.random.default_rng(seed), n, max(1, int(share * n)))
+    indptr, indices, weights = edges_of(ids, sims, gamma)
+    a = reference.affinity(ids, sims, gamma)
+    expected = reference.compressed(a)
+    np.testing.assert_array_equal(indptr, expected[0])
+    np.testing.assert_array_equal(indices, expected[1])
+    np.testing.assert_allclose(weights, expected[2], rtol=1e-14)
+    degrees, s = np.empty(n), np.empty_like(weights)
+    normalize_affinity(indptr, indices, weights, degrees, s)
+    np.testing.assert_allclose(degrees, a.sum(axis=1), rtol=1e-14)
+    np.testing.assert_allclose(s, reference.compressed(reference.transition(a))[2], rtol=1e-13)
+
+
+# --- select
+
+
+@numba.njit
+def keys_of(scores, ids):
+    keys = np.empty(len(scores), np.uint64)
+    for i in range(len(scores)):
+        keys[i] = key_of(scores[i], ids[i])
+    return keys
+
+
+@numba.njit
+def taken_apart(keys):
+    ids, scores = np.empty(len(keys), np.uint32), np.empty(len(keys), np.float32)
+    for i in range(len(keys)):
+        ids[i], scores[i] = id_of(keys[i]), score_of(keys[i])
+    return ids, scores
+
+
+@numba.njit
+def partitioned(keys, count, wanted):
+    keys = keys.copy()
+    largest_first(keys, count, wanted)
+    return keys
+
+
+@numba.njit
+def sorted_part(keys, count):
+    keys = keys.copy()
+    sort_descending(keys, count)
+    return keys
+
+
+positive_scores = st.floats(0, float(np.finfo(np.float32).max), exclude_min=True, width=32) | st.just(np.inf)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.dictionaries(st.integers(0, 2**32 - 1), positive_scores, min_size=1, max_size=30))
+def test_keys_order_by_score_then_by_smaller_id(score_of_id):
+    ids = np.array(list(score_of_id), np.uint32)
+    scores = np.array(list(score_of_id.values()), np.float32)
+    keys = keys_of(scores, ids)
+    back = taken_apart(keys)
+    np.testing.assert_array_equal(back[0], ids)
+    np.testing.assert_array_equal(back[1], scores)
+    by_key = ids[np.argsort(keys)[::-1]].tolist()
+    assert by_key == sorted(ids.tolist(), key=lambda id: (-score_of_id[id], id))
+
+
+arrangements = st.sampled_from(["random", "rising", "falling", "organ pipe", "two values apart"])
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=seeds_of_rng, n=st.integers(1, 60), arrangement=arrangements, data=st.data())
+def test_the_wanted_largest_keys_come_first_and_the_rest_is_not_touched(seed, n, arrangement, data):
+    rng = np.random.default_rng(seed)
+    keys = np.sort(rng.choice(10 * n, n, replace=False).astype(np.uint64))
+    if arrangement == "random":
+        keys = rng.permutation(keys)
+    elif arrangement == "falling":
+        keys = keys[::-1].copy()
+    elif arrangement == "organ pipe":
+        keys = np.concatenate([keys[::2], keys[1::2][::-1]])
+    elif arrangement == "two values apart":
+        keys = np.roll(keys, 2)
+    count = data.draw(st.integers(1, n))
+    wanted = data.draw(st.integers(1, count))
+    found = partitioned(keys, count, wanted)
+    assert set(found[:wanted]) == set(np.sort(keys[:count])[::-1][:wanted])
+    assert set(found[wanted:count]) == set(np.sort(keys[:count])[::-1][wanted:])
+    np.testing.assert_array_equal(found[count:], keys[count:])
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=40), st.data())
+def test_the_first_keys_are_sorted_largest_first_and_the_rest_is_not_touched(numbers, data):
+    count = data.draw(st.integers(0, len(numbers)))
+    found = sorted_part(np.array(numbers, np.uint64), count)
+    assert found.tolist() == sorted(numbers[:count], reverse=True) + numbers[count:]
+
+
+# --- walk
+
+
+@numba.njit
+def supports_of(nodes, indptr, indices, weights, truncation, steps):
+    """The supports of all nodes in turn from one scratch, as the callers do; rows end with the number `n`."""
+    n = len(indptr) - 1
+    scratch = (
+        np.zeros(n, np.float64),
+        np.zeros(n, np.float64),
+        np.empty(truncation, np.uint32),
+        np.empty(truncation, np.float64),
+        np.empty(n, np.uint32),
+        np.empty(n, np.uint32),
+        np.empty(n, np.uint64),
+    )
+    out = np.full((len(nodes), truncation), n, np.uint32)
+    for i in range(len(nodes)):
+        walk_support(np.uint64(nodes[i]), indptr, indices, weights, np.uint64(truncation), steps, scratch, out[i])
+    return out
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    seed=seeds_of_rng, n=st.integers(1, 40), degree=st.integers(1, 8), share=st.floats(0, 1), steps=st.integers(0, 8)
+)
+def test_the_support_of_a_walk_equals_its_definition(seed, n, degree, share, steps):
+    alpha_s = 0.9 * network(np.random.default_rng(seed), n, degree)
+    truncation = max(1, int(share * n))
+    found = supports_of(np.arange(n), *reference.compressed(alpha_s), truncation, steps)
+    for node in range(n):
+        expected = sorted(reference.walk_support(alpha_s, node, truncation, steps))
+        assert sorted(found[node].tolist()) == expected + [n] * (truncation - len(expected))
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=seeds_of_rng, kind=st.sampled_from(["clusters", "duplicates"]), truncation=st.integers(1, 30))
+def test_no_node_outside_a_support_has_more_mass_than_one_inside(seed, kind, truncation):
+    rng = np.random.default_rng(seed)
+    features = clusters(rng, 40, 8, count=3) if kind == "clusters" else duplicated(rng, 40, 8, distinct=9)
+    ids, sims = reference.nearest(features, features, 8, own=range(40))
+    alpha_s = 0.99 * reference.transition(reference.affinity(ids, sims, 3.0))
+    found = supports_of(np.arange(40), *reference.compressed(alpha_s), truncation, 8)
+    for node in range(40):
+        mass = reference.walk_mass(alpha_s, node, truncation, 8)
+        support = found[node][found[node] < 40]
+        others = np.setdiff1d(support, [node])
+        outside = np.setdiff1d(np.arange(40), support)
+        assert node in support
+        assert len(np.unique(support)) == len(support) == min(truncation, np.count_nonzero(mass))
+        assert mass[others].min(initial=np.inf) >= mass[outside].max(initial=0) * (1 - 1e-6)
+
+
+def test_a_walk_whose_mass_underflows_does_not_reach_the_node():
+    weight = 1e-200
+    path = np.array([[0, weight, 0], [weight, 0, weight], [0, weight, 0]])
+    found = supports_of(np.array([0, 1]), *reference.compressed(path), 3, 3)
+    assert sorted(found[0].tolist()) == [0, 1, 3]
+    assert sorted(found[1].tolist()) == [0, 1, 2]
+
+
+def test_mass_that_underflows_lists_no_node_twice():
+    bridge = 1e-200
+    matrix = np.kron(bridge * (np.eye(3, k=1) + np.eye(3, k=-1)), np.ones((8, 8)))
+    matrix += np.kron(np.eye(3), (np.ones((8, 8)) - np.eye(8)) / 8)
+    found = supports_of(np.arange(24), *reference.compressed(matrix), 24, 8)
+    for support in found:
+        inside = support[support < 24]
+        assert len(np.unique(inside)) == len(inside)
+
+
+# --- solve
+
+
+class Solved:
+    """Room for columns, and the columns as dense rows."""
+
+    def __init__(self, count, keep):
+        self.rows, self.values = np.empty((count, keep), np.uint32), np.empty((count, keep), np.float32)
+        self.lengths, self.residuals = np.empty(count, np.int64), np.empty(count)
+
+    @property
+    def out(self):
+        return self.rows, self.values, self.lengths, self.residuals
+
+    def dense(self, n):
+        columns = np.zeros((len(self.rows), n))
+        for column, rows, values, length in zip(columns, self.rows, self.values, self.lengths, strict=True):
+            column[rows[:length]] = values[:length]
+        return columns
+
+
+FLOOR = np.float32(1e-7)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=seeds_of_rng, n=st.integers(1, 40), degree=st.integers(1, 8), share=st.floats(0, 1))
+def test_columns_on_walks_equal_a_dense_solution_on_the_walks_supports(seed, n, degree, share):
+    alpha_s = 0.95 * network(np.random.default_rng(seed), n, degree)
+    truncation = max(1, int(share * n))
+    solved = Solved(n, truncation)
+    solve_on_walks(0, n, *reference.compressed(alpha_s), truncation, 8, 1000, 1e-12, FLOOR, *solved.out)
+    expected = np.stack(
+        [reference.column(alpha_s, reference.walk_support(alpha_s, i, truncation, 8), i) for i in range(n)]
+    )
+    np.testing.assert_allclose(solved.dense(n), expected, rtol=1e-6, atol=2e-7)
+    assert (solved.residuals <= 1e-12).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=seeds_of_rng, n=st.integers(1, 40), degree=st.integers(1, 8), share=st.floats(0, 1))
+def test_columns_on_given_supports_equal_a_dense_solution(seed, n, degree, share):
+    rng = np.random.default_rng(seed)
+    alpha_s = 0.95 * network(rng, n, degree)
+    size = max(1, int(share * n))
+    supports = np.stack([rng.permutation(n)[:size] for _ in range(9)]).astype(np.uint32)
+    solved = Solved(9, size)
+    solve_on_supports(supports, *reference.compressed(alpha_s), 1000, 1e-12, FLOOR, *solved.out)
+    expected = np.stack([reference.column(alpha_s, support, support[0]) for support in supports])
+    np.testing.assert_allclose(solved.dense(n), expected, rtol=1e-6, atol=2e-7)
+    assert (solved.residuals <= 1e-12).all()
+
+
+def test_entries_up_to_the_floor_are_not_stored():
+    alpha_s = 0.9 * network(np.random.default_rng(3), 30, 4)
+    supports = np.roll(np.arange(30), 0)[None].astype(np.uint32)
+    expected = reference.column(alpha_s, np.arange(30), 0)
+    floor = np.float32(np.median(expected))
+    solved = Solved(1, 30)
+    solve_on_supports(supports, *reference.compressed(alpha_s), 1000, 1e-12, floor, *solved.out)
+    assert solved.lengths[0] == (expected.astype(np.float32) > floor).sum()
+    assert (solved.values[0, : solved.lengths[0]] > floor).all()
+
+
+def test_a_singular_system_is_reported_as_not_solved():
+    pair = np.array([[0.0, 1.0], [1.0, 0.0]])
+    solved = Solved(2, 2)
+    solve_on_walks(0, 2, *reference.compressed(pair), 2, 8, 100, 1e-6, FLOOR, *solved.out)
+    assert np.isfinite(solved.dense(2)).all()
+    assert (solved.residuals > 1e-6).all()
+
+
+# --- combine
+
+
+def sparse_columns(rng, n, longest):
+    """Columns of dyadic numbers, whose weighted sums are exact: indptr, rows, values, and the dense matrix."""
+    matrix, rows, values, indptr = np.zeros((n, n)), [], [], [0]
+    for i in range(n):
+        ids = rng.permutation(n)[: rng.integers(0, min(longest, n) + 1)]
+        entries = rng.integers(1, 9, size=len(ids)) / 8
+        matrix[ids, i] = entries
+        rows.extend(ids)
+        values.extend(entries)
+        indptr.append(len(rows))
+    return np.array(indptr, np.int64), np.array(rows, np.uint32), np.array(values, np.float64), matrix
+
+
+def combined(query_ptr, seeds, weights, columns, top, owners=None, images=None):
+    indptr, rows, values = columns
+    owners = np.empty(0, np.uint32) if owners is None else owners.astype(np.uint32)
+    images = len(indptr) - 1 if images is None else images
+    m = len(query_ptr) - 1
+    ids, scores, counts = np.full((m, top), -7, np.int64), np.full((m, top), -7, np.float32), np.empty(m, np.int64)
+    combine_columns(query_ptr, seeds, weights, indptr, rows, values, owners, images, ids, scores, counts)
+    return ids, scores, counts
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=seeds_of_rng,
+    n=st.integers(1, 40),
+    values=st.sampled_from(["float32", "float16"]),
+    pooled=st.booleans(),
+    top=st.integers(1, 50),
+)
+def test_combined_columns_equal_a_dense_sum(seed, n, values, pooled, top):
+    rng = np.random.default_rng(seed)
+    indptr, rows, entries, matrix = sparse_columns(rng, n, longest=12)
+    stored = entries.astype(np.float32) if values == "float32" else entries.astype(np.float16).view(np.uint16)
+    images = max(1, n // 3) if pooled else n
+    owners = rng.integers(images, size=n) if pooled else None
+    query_ptr = np.concatenate([[0], np.cumsum(rng.integers(0, 6, size=5))]).astype(np.int64)
+    seeds = rng.integers(n, size=query_ptr[-1]).astype(np.uint32)
+    weights = rng.integers(0, 5, size=query_ptr[-1]) / 4
+    ids, scores, counts = combined(query_ptr, seeds, weights, (indptr, rows, stored), top, owners, images)
+    for q in range(5):
+        places = slice(query_ptr[q], query_ptr[q + 1])
+        f = reference.combine(seeds[places], weights[places], matrix, owners, images)
+        expected = reference.largest(f, top)
+        assert counts[q] == len(expected)
+        assert ids[q, : counts[q]].tolist() == expected
+        np.testing.assert_array_equal(scores[q, : counts[q]], f[expected].astype(np.float32))
+        assert (ids[q, counts[q] :] == -7).all()
+
+
+def test_every_positive_float16_is_read_as_the_number_it_is():
+    bits = np.arange(1, 0x7C00, dtype=np.uint16)
+    n = len(bits)
+    indptr = np.full(n + 1, n, np.int64)
+    indptr[0] = 0
+    columns = indptr, np.arange(n, dtype=np.uint32), bits
+    ids, scores, counts = combined(np.array([0, 1]), np.zeros(1, np.uint32), np.ones(1), columns, n)
+    assert counts[0] == n
+    np.testing.assert_array_equal(scores[0], bits.view(np.float16).astype(np.float32)[::-1])
+    np.testing.assert_array_equal(ids[0], np.arange(n)[::-1])
+
+
+@pytest.mark.parametrize("values", [np.ones(3, np.float32), np.ones(3, np.float16).view(np.uint16)])
+def test_ids_that_do_not_exist_are_reported_for_their_query_only(values):
+    columns = np.array([0, 1, 2, 3]), np.array([0, 3, 2], np.uint32), values
+    ids, scores, counts = combined(np.arange(4), np.arange(3, dtype=np.uint32), np.ones(3), columns, 2)
+    assert counts.tolist() == [1, -1, 1]
+    assert (ids[0, 0], scores[0, 0], ids[2, 0], scores[2, 0]) == (0, 1.0, 2, 1.0)
+
+
+def test_owners_that_do_not_exist_are_reported_however_many_there_are():
+    n = 200
+    columns = np.array([0, *[n] * n]), np.arange(n, dtype=np.uint32), np.ones(n, np.float32)
+    owners = np.arange(n)
+    counts = combined(np.array([0, 1]), np.zeros(1, np.uint32), np.ones(1), columns, 2, owners, images=3)[2]
+    assert counts.tolist() == [-1]
+
+
+def test_memory_follows_the_columns_and_not_the_number_of_images():
+    columns = np.array([0, 2, 2]), np.array([1, 0], np.uint32), np.array([1.0, 0.5], np.float32)
+    more_than_any_memory = 2**55
+    ids, _, counts = combined(
+        np.array([0, 1]), np.zeros(1, np.uint32), np.ones(1), columns, 2, images=more_than_any_memory
+    )
+    assert counts.tolist() == [2]
+    assert ids.tolist() == [[1, 0]]
