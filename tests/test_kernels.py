@@ -3,11 +3,11 @@
 import numba
 import numpy as np
 import pytest
-import reference
-from data import clusters, duplicated, lattice, network, scattered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
+from data import clusters, duplicated, lattice, network, scattered
 from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.mutual import count_edges, fill_affinity, normalize_affinity
 from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
@@ -133,7 +133,7 @@ def test_keys_order_by_score_then_by_smaller_id(score_of_id):
     np.testing.assert_array_equal(back[0], ids)
     np.testing.assert_array_equal(back[1], scores)
     by_key = ids[np.argsort(keys)[::-1]].tolist()
-    assert by_key == sorted(ids.tolist(), key=lambda id: (-score_of_id[id], id))
+    assert by_key == sorted(ids.tolist(), key=lambda i: (-score_of_id[i], i))
 
 
 arrangements = st.sampled_from(["random", "rising", "falling", "organ pipe", "two values apart"])
@@ -221,6 +221,16 @@ def test_no_node_outside_a_support_has_more_mass_than_one_inside(seed, kind, tru
         assert mass[others].min(initial=np.inf) >= mass[outside].max(initial=0) * (1 - 1e-6)
 
 
+def test_a_node_is_in_its_support_even_where_all_others_have_more_mass():
+    weights = 1 - np.eye(6)
+    weights[5, :5] = weights[:5, 5] = 0.05
+    alpha_s = 0.99 * reference.transition(weights)
+    mass = reference.walk_mass(alpha_s, 5, 5, 200)
+    assert mass[5] < mass[:5].min()
+    found = supports_of(np.array([5]), *reference.compressed(alpha_s), 5, 200)
+    assert sorted(found[0].tolist()) == [0, 1, 2, 3, 5]
+
+
 def test_a_walk_whose_mass_underflows_does_not_reach_the_node():
     weight = 1e-200
     path = np.array([[0, weight, 0], [weight, 0, weight], [0, weight, 0]])
@@ -293,7 +303,7 @@ def test_columns_on_given_supports_equal_a_dense_solution(seed, n, degree, share
 
 def test_entries_up_to_the_floor_are_not_stored():
     alpha_s = 0.9 * network(np.random.default_rng(3), 30, 4)
-    supports = np.roll(np.arange(30), 0)[None].astype(np.uint32)
+    supports = np.arange(30, dtype=np.uint32)[None]
     expected = reference.column(alpha_s, np.arange(30), 0)
     floor = np.float32(np.median(expected))
     solved = Solved(1, 30)

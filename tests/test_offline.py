@@ -35,6 +35,12 @@ def with_support(support, **others):
     return Params(**PARAMS.to_dict() | {"support": support} | others)
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch):
+    # Nobody pulls the plug here, and on a busy disk most of the time would be this.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
 @pytest.fixture(scope="module")
 def features():
     return clusters(np.random.default_rng(1), N, D, count=6)
@@ -54,7 +60,7 @@ def expected(features, tmp_path_factory):
 
 def use_blocks_of(monkeypatch, rows):
     for module in (blocks, offline):
-        monkeypatch.setattr(module, "block_rows", lambda n: rows)
+        monkeypatch.setattr(module, "block_rows", lambda _: rows)
 
 
 class Stopped(Exception):
@@ -114,10 +120,13 @@ def test_a_pool_of_threads_gives_the_same_index_and_is_left_open(features, expec
     assert directory_bytes(tmp_path / "x.index") == expected["graph"]
 
 
-def test_a_pool_of_processes_gives_the_same_index(features, expected, tmp_path):
-    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+def test_a_pool_of_processes_elsewhere_gives_the_same_index(features, expected, tmp_path, monkeypatch):
+    # A relative path means the caller's directory, not the workers'.
+    monkeypatch.chdir(tmp_path)
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, spawn, initializer=os.chdir, initargs=("/",)) as pool:
         for support in SUPPORTS:
-            build(features, tmp_path / f"{support}.index", with_support(support), executor=pool)
+            build(features, f"{support}.index", with_support(support), executor=pool)
             assert directory_bytes(tmp_path / f"{support}.index") == expected[support]
 
 
@@ -136,7 +145,7 @@ def test_blocks_do_not_change_the_index(tmp_path, monkeypatch, support, make):
     vectors = make(np.random.default_rng(2))
     params = with_support(support, whiten=5)
     build(vectors, tmp_path / "whole.index", params)
-    for rows in (3, 50, 229, 1000):
+    for rows in (7, 50, 229, 1000):
         use_blocks_of(monkeypatch, rows)
         build(vectors, tmp_path / f"{rows}.index", params)
         assert directory_bytes(tmp_path / f"{rows}.index") == directory_bytes(tmp_path / "whole.index"), rows
@@ -172,8 +181,9 @@ def test_the_summary_agrees_with_the_manifest_and_the_files(features, tmp_path):
 def test_columns_that_did_not_converge_are_counted(features, tmp_path):
     hasty = build(features, tmp_path / "hasty.index", with_support("graph", iterations=1))
     patient = build(features, tmp_path / "patient.index", with_support("graph", iterations=1000))
-    assert hasty.unconverged == N
-    assert read_manifest(tmp_path / "hasty.index").counts["unconverged"] == N
+    # One step solves the column of an element without neighbours, and no other.
+    manifest = read_manifest(tmp_path / "hasty.index")
+    assert 0 < hasty.unconverged == N - manifest.graph["isolated"] == manifest.counts["unconverged"]
     assert patient.unconverged == 0
 
 
@@ -190,9 +200,8 @@ def test_owners_names_and_whitening_are_in_the_index(features, tmp_path):
     assert index.items[151] == {"name": "photo 151", "year": 2051}
     assert index.dimensions == D
     np.testing.assert_allclose(np.linalg.norm(index.features, axis=1), 1.0, rtol=1e-6)
-    hits = index.search(features[40:41], top=N)
-    assert hits.ids[0, 0] == 10
-    assert sorted(hits.ids[0]) == list(range(N // 4 + 2))
+    assert index.search(features[40:41], method="knn").ids[0, 0] == 10
+    assert sorted(index.search(features[40:41], top=N).ids[0]) == list(range(N // 4 + 2))
     verify(path)
 
 
@@ -207,6 +216,19 @@ def test_a_regional_whitened_index_is_the_same_for_any_number_of_jobs(features, 
     )
 
 
+def dense_columns(vectors, params):
+    """The inverse of I - alpha S as one dense matrix, from the definitions."""
+    rows = unit(vectors).astype(np.float64)
+    n, sims = len(rows), np.clip(rows @ rows.T, 0.0, None).round(7)
+    ranked = np.argsort(-(sims + 2 * np.eye(n)), axis=1, kind="stable")[:, : params.k]
+    near = np.zeros((n, n), bool)
+    np.put_along_axis(near, ranked, True, axis=1)
+    a = np.where(near & near.T & ~np.eye(n, dtype=bool), sims**params.gamma, 0.0)
+    degrees = a.sum(axis=1)
+    scale = np.divide(1.0, np.sqrt(degrees), out=np.zeros(n), where=degrees > 0)
+    return np.linalg.inv(np.eye(n) - params.alpha * scale[:, None] * a * scale)
+
+
 @pytest.mark.parametrize("support", SUPPORTS)
 @pytest.mark.parametrize(
     "vectors",
@@ -215,25 +237,29 @@ def test_a_regional_whitened_index_is_the_same_for_any_number_of_jobs(features, 
         pytest.param(np.array([[1.0, 0.0], [-1.0, 0.0]]), id="two-opposite"),
         pytest.param(clusters(np.random.default_rng(3), 9, 4, count=2), id="fewer-than-k"),
         pytest.param(clusters(np.random.default_rng(4), 10, 4, count=2), id="exactly-k"),
-        pytest.param(np.ones((300, 5), np.float16), id="all-the-same"),
+        pytest.param(np.ones((200, 5), np.float16), id="all-the-same"),
         pytest.param(np.eye(150, dtype=np.uint8), id="all-isolated"),
-        pytest.param(np.concatenate([np.eye(140), unit(np.eye(140)[:20] + 0.05)]), id="many-isolated"),
+        pytest.param(np.concatenate([np.eye(140), np.eye(140)[:20] + np.eye(140)[20:40]]), id="many-isolated"),
     ],
 )
 def test_odd_galleries_build_and_answer(tmp_path, vectors, support):
     path, n = tmp_path / "x.index", len(vectors)
-    summary = build(vectors, path, with_support(support))
+    params = with_support(support, truncation=300, keep=300, values="float32")
+    summary = build(vectors, path, params)
     verify(path)
-    index = Index.open(path)
-    assert summary.elements == len(index) == n
     assert summary.unconverged == 0
+    index, exact = Index.open(path), dense_columns(vectors, params)
+    stored, indptr = np.zeros((n, n)), np.load(path / "indptr.npy")
+    columns = np.repeat(np.arange(n), np.diff(indptr))
+    stored[np.load(path / "rows.npy"), columns] = np.load(path / "values.npy")
+    np.testing.assert_allclose(stored, exact, rtol=1e-4, atol=1e-4)
     hits = index.search(vectors, top=n, seeds=3)
+    assert len(index) == n
     assert np.isfinite(hits.scores).all()
     assert (np.sort(hits.ids, axis=1) == np.arange(n)).all()
-    # Each vector's best hit is itself, or one exactly like it.
-    rows = unit(vectors)
-    best = np.einsum("id,id->i", rows, rows[hits.ids[:, 0]])
-    np.testing.assert_allclose(best, 1.0, atol=1e-6)
+    # Each vector's nearest is itself, or one exactly like it.
+    nearest = index.search(vectors, top=1, method="knn")
+    np.testing.assert_allclose(nearest.scores, 1.0, atol=1e-6)
 
 
 def test_isolated_elements_are_counted_in_the_manifest(tmp_path):
@@ -262,13 +288,13 @@ def test_progress_names_each_stage_in_order_and_ends_at_the_total(features, tmp_
 
 
 def test_progress_of_a_resumed_stage_begins_where_it_stopped(features, tmp_path):
-    interrupt(features, tmp_path / "x.index", jobs=1)
-    finished = len(list((tmp_path / "x.index.building" / "columns").glob("*.npz")))
+    interrupt(features, tmp_path / "x.index", stage="index")
+    for block in sorted((tmp_path / "x.index.building" / "columns").glob("*.npz"))[2:]:
+        block.unlink()
     calls = []
     build(features, tmp_path / "x.index", PARAMS, progress=lambda *call: calls.append(call))
     done = [done for stage, done, _ in calls if stage == "columns"]
-    assert 0 < finished < 5
-    assert done[:2] == [0, finished * 128]
+    assert done[:2] == [0, 2 * 128]
     assert done == sorted(done)
 
 
@@ -493,9 +519,12 @@ def test_an_index_that_another_build_finished_in_the_meantime_is_not_overwritten
         return plan(*args)
 
     monkeypatch.setattr(offline, "_plan", slow_plan)
+    calls = []
     with pytest.raises(IndexExists):
-        build(features, path, PARAMS)
+        build(features, path, PARAMS, progress=lambda *call: calls.append(call))
     assert len(Index.open(path)) == 100
+    # It is told before the work, not after it.
+    assert calls == []
 
 
 # What cannot be done
@@ -554,7 +583,7 @@ class Delayed(concurrent.futures.ThreadPoolExecutor):
 
     def __init__(self):
         super().__init__(4)
-        self.lock, self.futures, self.failed = threading.Lock(), [], threading.Event()
+        self.futures, self.failed = [], threading.Event()
 
     def submit(self, task, /, *args):
         def slow():
@@ -577,7 +606,6 @@ def test_no_task_runs_on_after_a_build_has_failed(features, tmp_path):
             build(features, tmp_path / "x.index", PARAMS, executor=pool)
         # A task that went on could write a block into the directory of the next build, one with other parameters.
         assert not any(future.running() for future in pool.futures)
-        assert any(future.cancelled() for future in pool.futures) or len(pool.futures) <= 4
 
 
 def test_a_build_with_many_blocks_holds_few_files_open(features, expected, tmp_path, monkeypatch):

@@ -14,8 +14,8 @@ from suffuse.params import LARGEST_COUNT, Params
 COUNT_OF_2 = "a whole number of at least 2"
 COUNT_OF_1 = "a whole number of at least 1"
 OPEN_UNIT = "a number above 0 and below 1"
-CLOSED_UNIT = "a number from 0 to 1"
-EXPONENT = "a number above 0 and to 100"
+CLOSED_UNIT = "a number at least 0 and at most 1"
+EXPONENT = "a number above 0 and at most 100"
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,14 @@ EXPONENT = "a number above 0 and to 100"
         ("support", ["graph"], "'graph' or 'features'"),
         ("support", np.array(["graph", "features"]), "'graph' or 'features'"),
         ("truncation", 0, COUNT_OF_1),
+        ("truncation", True, COUNT_OF_1),
         ("keep", 0, COUNT_OF_1),
         ("iterations", 0, COUNT_OF_1),
         ("tolerance", 0, OPEN_UNIT),
         ("tolerance", 1, OPEN_UNIT),
         ("whiten", 0, COUNT_OF_1),
         ("whiten", False, COUNT_OF_1),
+        ("whiten", True, COUNT_OF_1),
         ("whiten_power", -0.1, CLOSED_UNIT),
         ("whiten_power", 1.1, CLOSED_UNIT),
         ("values", "float64", "'float16' or 'float32'"),

@@ -54,9 +54,12 @@ def neighbors_task(work: str, start: int, stop: int) -> None:
 def graph_task(work: str, n: int) -> None:
     """alpha S from all k-NN lists."""
     directory, params = Path(work), _params(Path(work))
-    blocks = [np.load(block_path(directory, "neighbors", start)) for start in block_starts(n)]
-    lists = Neighbors(*(np.concatenate([block[name] for block in blocks]) for name in ("ids", "sims")))
-    s = transition(affinity(lists, params.gamma))
+
+    def joined(name: str) -> NDArray[Any]:
+        # One file open at a time: a large build has more blocks than a process may have open files.
+        return np.concatenate([np.load(block_path(directory, "neighbors", start))[name] for start in block_starts(n)])
+
+    s = transition(affinity(Neighbors(joined("ids"), joined("sims")), params.gamma))
     alpha_s = s._replace(weights=params.alpha * s.weights)
     for name, array in alpha_s._asdict().items():
         write_array(directory / "graph" / f"{name}.npy", array)

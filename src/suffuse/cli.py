@@ -4,9 +4,9 @@ Heavy modules are imported inside the commands, so that --help answers at once.
 """
 
 import contextlib
+import functools
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -74,10 +74,6 @@ def main() -> None:
         _fail(str(error), 2)
     except SuffuseError as error:
         _fail(str(error), 1)
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): no error, and nothing more to say at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
 
 
 def _fail(message: str, code: int) -> None:
@@ -312,7 +308,8 @@ def _progress() -> "Iterator[Progress]":
 
 
 def _print_summary(summary: "BuildSummary") -> None:
-    echo = _console(stderr=True).print
+    # Not wrapped: a path that is broken over two lines cannot be copied.
+    echo = functools.partial(_console(stderr=True).print, soft_wrap=True)
     seconds = sum(summary.seconds.values())
     kind = "images" if summary.images == summary.elements else f"regions of {summary.images:,} images"
     echo(f"[bold]{summary.path}[/bold]: {summary.elements:,} {kind}, {summary.dimensions} dimensions")

@@ -84,7 +84,7 @@ def check_matrix(features: Any, name: str, *, least_rows: int = 2, dimensions: i
     if len(features) < least_rows:
         raise InvalidInput(f"{name} has {len(features)} rows; at least {least_rows} are needed")
     if features.shape[1] == 0:
-        raise InvalidInput(f"{name} has rows without values, shape {features.shape}")
+        raise InvalidInput(f"{name} has rows without values, shape {features.shape}; extract the features again")
     if dimensions is not None and features.shape[1] != dimensions:
         raise InvalidInput(
             f"{name} have {features.shape[1]} dimensions, the index has {dimensions};"
@@ -185,12 +185,17 @@ def _read_npy(file: Path, inside: str) -> Loaded:
 
 def _read_npz(file: Path, inside: str) -> Loaded:
     _check_magic(file, _ZIP_MAGIC, "an .npz archive")
-    with np.load(file, allow_pickle=False) as archive:
+    # Opened here, since numpy leaves a damaged archive open.
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         wanted = inside or "features"
         if wanted not in archive:
             held = ", ".join(archive.files) or "nothing"
             raise InvalidInput(f"{file.name} has no array {wanted!r}, it holds {held}; choose with {file.name}::NAME")
-        return Loaded(archive[wanted], archive.get("labels"))
+        found = {name: archive[name] for name in (wanted, "labels") if name in archive}
+        for name, array in found.items():
+            if not isinstance(array, np.ndarray):  # the bytes of a member that is no .npy file
+                raise InvalidInput(f"{file.name}: {name!r} is not an array; write it again with numpy.savez")
+        return Loaded(found[wanted], found.get("labels"))
 
 
 def _read_fvecs(file: Path, inside: str) -> Loaded:
@@ -222,10 +227,11 @@ def _read_hdf5(file: Path, inside: str) -> Loaded:
         found: list[str] = []
         archive.visititems(lambda name, node: found.append(name) if _is_matrix(node) else None)
         wanted = inside.strip("/") or ("features" if "features" in archive or len(found) != 1 else found[0])
-        if not isinstance(archive.get(wanted), h5py.Dataset):
+        dataset = archive.get(wanted)
+        if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
             held = ", ".join(found) or "no matrix"
             raise InvalidInput(f"{file.name} has no dataset {wanted!r}, it holds {held}; choose with {file.name}::NAME")
-        return Loaded(np.asarray(archive[wanted]), None)
+        return Loaded(np.asarray(dataset), None)
 
 
 def _is_matrix(node: Any) -> bool:
@@ -251,6 +257,8 @@ def _no_dataset(file: Path, inside: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
+    if "pickle" in str(error):
+        return "it holds Python objects, which are never loaded"
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 

@@ -7,8 +7,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,17 +88,17 @@ def build(
         images = max(images, len(names))  # the last images may have no regions
     items = None if names is None else check_items(names, images)
     workers = _workers(executor, jobs)
-    _refuse_overwriting(final, force)
-    plan = _plan(features, params, owners, items)
     try:
-        with _working_directory(final, plan) as work, workers as pool:
+        _refuse_overwriting(final, force)
+        plan = _plan(features, params, owners, items)
+        with _working_directory(final, plan, force) as work, workers as pool:
             build_ = _Build(work, n, pool, progress or _silent)
             _write_inputs(build_, features, params, owners, items)
             build_.run_blocks("neighbors", neighbors_task)
             build_.run_graph()
             build_.run_blocks("columns", columns_task)
             manifest = _assemble(build_, params, images)
-            _publish(work, final)
+            _publish(work, final, force)
     except OSError as error:
         raise BuildInterrupted(
             f"{error.strerror or error} ({error.filename or final}); what is finished is kept in"
@@ -151,30 +151,40 @@ class _Build:
             (self.work / stage).mkdir(exist_ok=True)
             rows, done = block_rows(self.n), 0
             pending: dict[Future[None], int] = {}
-            for start in block_starts(self.n):
-                stop = min(start + rows, self.n)
-                if block_path(self.work, stage, start).exists():
-                    self.resumed += 1
-                    done += stop - start
-                else:
-                    pending[self.pool.submit(task, str(self.work), start, stop)] = stop - start
-            self.progress(stage, done, self.n)
-            try:
+            with _none_left_running(pending):
+                for start in block_starts(self.n):
+                    stop = min(start + rows, self.n)
+                    if block_path(self.work, stage, start).exists():
+                        self.resumed += 1
+                        done += stop - start
+                    else:
+                        pending[self.pool.submit(task, str(self.work), start, stop)] = stop - start
+                self.progress(stage, done, self.n)
                 for future in as_completed(pending):
                     future.result()
                     done += pending[future]
                     self.progress(stage, done, self.n)
-            except BaseException:
-                for future in pending:
-                    future.cancel()
-                raise
 
     def run_graph(self) -> None:
         """The one task that needs all neighbours."""
         with self.stage("graph"):
             (self.work / "graph").mkdir(exist_ok=True)
             if not (self.work / "graph" / "summary.json").exists():
-                self.pool.submit(graph_task, str(self.work), self.n).result()
+                future = self.pool.submit(graph_task, str(self.work), self.n)
+                with _none_left_running([future]):
+                    future.result()
+
+
+@contextlib.contextmanager
+def _none_left_running(futures: Collection[Future[None]]) -> Iterator[None]:
+    """Let no task outlive a build that failed: it could write into the next one, which may have another plan."""
+    try:
+        yield
+    except BrokenExecutor:
+        raise  # the pool is ending its futures itself; to cancel one meanwhile would make it stumble
+    except BaseException:
+        wait([future for future in futures if not future.cancel()])
+        raise
 
 
 def _workers(executor: Executor | None, jobs: int | None) -> contextlib.AbstractContextManager[Executor]:
@@ -214,15 +224,25 @@ def _replaced_path(final: Path) -> Path:
     return final.with_name(final.name + ".replaced")
 
 
+def _remove(path: Path) -> None:
+    """Remove a directory with all it holds, if it is there; of a link to one, only the link."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def _bring_back(final: Path) -> None:
+    """If a forced build ended between its two renames, give the old index its name again."""
+    if not os.path.lexists(final) and os.path.lexists(_replaced_path(final)):
+        _replaced_path(final).rename(final)
+
+
 def _refuse_overwriting(final: Path, force: bool) -> None:
     if not final.name or final.name in (".", ".."):
         raise InvalidInput(f"{str(final)!r} is no name for an index; give a path such as photos.index")
     if not os.path.lexists(final):
-        if _replaced_path(final).exists():
-            # A forced build died between its two renames: bring the old index back.
-            _replaced_path(final).rename(final)
-        else:
-            return
+        return
     if not force:
         raise IndexExists(f"{final} exists already; choose another name, or replace it with --force (force=True)")
     try:
@@ -232,18 +252,20 @@ def _refuse_overwriting(final: Path, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def _working_directory(final: Path, plan: dict[str, Any]) -> Iterator[Path]:
+def _working_directory(final: Path, plan: dict[str, Any], force: bool) -> Iterator[Path]:
     """The directory beside the index, with what an interrupted build of the same plan left; locked meanwhile."""
-    work = _work_path(final)
+    work = _work_path(final).absolute()  # workers may have another current directory
     work.mkdir(parents=True, exist_ok=True)
     with _lock(work):
+        _bring_back(final)
+        _refuse_overwriting(final, force)  # again: another build may have ended before this one had the lock
         plan_path = work / "plan.json"
-        if plan_path.exists() and (changed := _difference(json.loads(plan_path.read_bytes()), plan)):
+        if plan_path.exists() and (changed := _difference(_read_plan(plan_path), plan)):
             logger.warning("%s holds an unfinished build with other %s: starting anew", work.name, changed)
             plan_path.unlink()
         if not plan_path.exists():
             for name in ("index", "neighbors", "graph", "columns"):
-                shutil.rmtree(work / name, ignore_errors=True)
+                _remove(work / name)
             write_json(plan_path, plan)
         (work / "index").mkdir(exist_ok=True)
         for left_behind in work.glob(f"**/.*{UNFINISHED}"):
@@ -267,12 +289,19 @@ def _lock(work: Path) -> Iterator[None]:
         yield
 
 
+def _read_plan(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        return None
+
+
 def _difference(old: Any, new: dict[str, Any]) -> str:
     """Which parts of two plans differ, in words; empty if none."""
-    if not isinstance(old, dict):
+    if not isinstance(old, dict) or not isinstance(old.get("params"), dict):
         return "content"
     parts = [key for key in new if key != "params" and old.get(key) != new[key]]
-    before, after = old.get("params", {}), new["params"]
+    before, after = old["params"], new["params"]
     parts += [f"{key} ({before.get(key)}, now {after[key]})" for key in after if before.get(key) != after[key]]
     return ", ".join(parts)
 
@@ -337,13 +366,21 @@ def _assemble(build_: _Build, params: Params, images: int) -> Manifest:
     return manifest
 
 
-def _publish(work: Path, final: Path) -> None:
+def _publish(work: Path, final: Path, force: bool) -> None:
     """Give the finished directory its name; an index that it replaces stays until that is done."""
+    _refuse_overwriting(final, force)  # again: a build takes long, and something may have appeared there
     replaced = _replaced_path(final)
-    if final.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
+    if os.path.lexists(final):
+        _remove(replaced)
         final.rename(replaced)
-    (work / "index").rename(final)
+    try:
+        (work / "index").rename(final)
+    except BaseException:
+        _bring_back(final)
+        raise
     sync_directory(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-    shutil.rmtree(work)
+    # The index is whole: what cannot be removed now is no reason to fail, and the next build removes it.
+    with contextlib.suppress(OSError):
+        _remove(replaced)
+        (work / "plan.json").unlink()  # first, so that nobody resumes a build that is half removed
+        shutil.rmtree(work)

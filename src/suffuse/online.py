@@ -183,7 +183,7 @@ class Index:
             first, last = query_ptr[q], query_ptr[q + 1]
             reached = hits.ids[q, : counts[q]]
             # At most `counts` of the nearest are there already, so these are always enough.
-            ranking = self._plain(rows[first:last], np.array([0, last - first]), min(top + counts[q], len(self)))
+            ranking = self._plain(rows[first:last], np.array([0, last - first]), min(top + int(counts[q]), len(self)))
             rest = ranking.ids[0][~np.isin(ranking.ids[0], reached)]
             hits.ids[q, counts[q] :] = rest[: top - counts[q]]
 
@@ -196,7 +196,7 @@ def _group(rows: Features, owners: NDArray[Any] | None) -> tuple[NDArray[np.int6
     numbers, sizes = np.unique(query_of, return_counts=True)
     if len(gaps := np.flatnonzero(numbers != np.arange(len(numbers)))):
         raise InvalidInput(
-            f"query {gaps[0]} has no regions, although there are {numbers[-1] + 1} queries; number them anew"
+            f"query {gaps[0]} has no regions, although there are {int(numbers[-1]) + 1} queries; number them anew"
         )
     order = np.argsort(query_of, kind="stable")
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[order]

@@ -97,9 +97,9 @@ def _whole(name: str, found: object, *, least: int) -> None:
 def _between(
     name: str, found: object, low: float, high: float, *, low_included: bool = True, high_included: bool = True
 ) -> None:
-    left = f"from {low:g}" if low_included else f"above {low:g}"
-    right = f"to {high:g}" if high_included else f"below {high:g}"
-    wanted = f"a number {left} {'' if low_included and high_included else 'and '}{right}"
+    left = f"{'at least' if low_included else 'above'} {low:g}"
+    right = f"{'at most' if high_included else 'below'} {high:g}"
+    wanted = f"a number {left} and {right}"
     if isinstance(found, bool) or not isinstance(found, numbers.Real):
         raise _refuse(name, found, wanted)
     try:

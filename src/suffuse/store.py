@@ -213,7 +213,11 @@ def _open_array(directory: Path, name: str, manifest: Manifest) -> Mapped:
     mapped = map_array(directory / name)
     found = (mapped.array.dtype.name, list(mapped.array.shape))
     promised = (manifest.files[name].get("dtype"), manifest.files[name].get("shape"))
-    if found != promised or found[0] not in _ARRAY_TYPES[name]:
+    if found[0] not in _ARRAY_TYPES[name]:
+        raise IndexBroken(
+            f"{name} holds {found[0]}, expected {' or '.join(_ARRAY_TYPES[name])}; copy or build the index again"
+        )
+    if found != promised:
         raise IndexBroken(
             f"{name} holds {found[0]} of shape {found[1]}, the manifest says {promised[0]} of shape {promised[1]};"
             " copy or build the index again"
@@ -248,6 +252,10 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
             f"indptr.npy runs from {indptr[0]} to {indptr[-1]}, expected 0 to {entries}; copy or build the index again"
         )
     mean, projection = arrays.get("whitening_mean.npy"), arrays.get("whitening_projection.npy")
+    if mean is projection is None and manifest.params.whiten is not None:
+        raise IndexBroken(
+            f"{MANIFEST} has whiten={manifest.params.whiten}, but names no whitening_mean.npy; build the index again"
+        )
     if (mean is None) != (projection is None):
         raise IndexBroken("only one of whitening_mean.npy and whitening_projection.npy is there; build the index again")
     if mean is not None and projection is not None and (mean.ndim != 1 or projection.shape != (len(mean), dimensions)):

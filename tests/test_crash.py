@@ -1,0 +1,601 @@
+"""Builds that end badly: killed, interrupted, out of disk, without a worker; the next one makes it good."""
+
+import concurrent.futures
+import contextlib
+import errno
+import json
+import multiprocessing
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data import clusters
+from suffuse.errors import BuildInterrupted, IndexExists, IndexMissing
+from suffuse.offline import build
+from suffuse.online import Index
+from suffuse.params import Params
+from suffuse.store import verify
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs the signals of POSIX")
+
+N, D = 4000, 8  # 32 blocks
+BLOCKS = 32
+PARAMS = Params(k=10, truncation=100, keep=50)
+# Against a hang only: nothing here is that slow.
+FOREVER = 300.0
+
+
+def directory_bytes(path):
+    """Every file below a directory, by its name from there."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def names_beside(path):
+    return sorted(entry.name for entry in path.parent.iterdir())
+
+
+def finished_blocks(path):
+    work = path.with_name(path.name + ".building")
+    return len(list(work.glob("neighbors/*.npz"))) + len(list(work.glob("columns/*.npz")))
+
+
+class Given:
+    """Features in memory and in a file, and the bytes of an undisturbed build of them."""
+
+    def __init__(self, directory, n, d, params):
+        self.params = params
+        self.features = clusters(np.random.default_rng(5), n, d, count=20)
+        self.file = directory / "features.npy"
+        np.save(self.file, self.features)
+        build(self.features, directory / "expected.index", params)
+        self.expected = directory_bytes(directory / "expected.index")
+
+    def build(self, path, **others):
+        return build(self.features, path, self.params, **others)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    return Given(tmp_path_factory.mktemp("given"), N, D, PARAMS)
+
+
+# Real processes, really killed
+
+# What a child runs before its own lines: `go()` builds, and stops forever where `hold` says so.
+CHILD = """
+import json, os, signal, sys
+import numpy as np
+import suffuse
+given = json.loads(sys.argv[1])
+features, path, params = np.load(given["features"]), given["path"], suffuse.Params(**given["params"])
+
+def progress(stage, done, total):
+    if [stage, done] == given.get("hold"):
+        while True:
+            signal.pause()
+
+def go(**others):
+    return suffuse.build(features, path, params, progress=progress, **others)
+"""
+
+
+def command(given, path, lines, **others):
+    told = {"features": str(given.file), "path": str(path), "params": given.params.to_dict()} | others
+    return [sys.executable, "-c", CHILD + lines, json.dumps(told)]
+
+
+@contextlib.contextmanager
+def child(given, path, lines="go(jobs=2)", **others):
+    """A process that builds; it does not outlive the test."""
+    with subprocess.Popen(
+        command(given, path, lines, **others), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(happened, process):
+    """Poll as fast as is decent; the moment matters."""
+    deadline = time.monotonic() + FOREVER
+    while not happened():
+        if process.poll() is not None:
+            pytest.fail(f"the build ended too early: {process.stderr.read()}")
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(FOREVER) == -signal.SIGKILL
+
+
+def assert_unfinished(path):
+    with pytest.raises(IndexMissing):
+        Index.open(path)
+    assert path.with_name(path.name + ".building").is_dir()
+
+
+def assert_resumes(given, path):
+    """The next build keeps what is done, and gives what an undisturbed one gives."""
+    finished = finished_blocks(path)
+    summary = given.build(path)
+    assert summary.resumed == finished
+    assert directory_bytes(path) == given.expected
+    assert names_beside(path) == [path.name]
+    verify(path)
+    return finished
+
+
+@pytest.mark.parametrize(
+    ("sign", "hold"),
+    # A late kill finds the build waiting at `hold`, so that it never finds it finished.
+    [
+        ("neighbors/*.npz", ["graph", 0]),
+        ("columns/*.npz", ["index", 0]),
+        ("index/.rows.npy.*", ["index", N]),
+    ],
+    ids=["neighbors", "columns", "index"],
+)
+def test_a_killed_build_leaves_no_index_and_resumes(given, tmp_path, sign, hold):
+    path = tmp_path / "x.index"
+    work = tmp_path / "x.index.building"
+    final_sign = sign.replace(".rows.npy.*", "rows.npy")
+    with child(given, path, hold=hold) as process:
+        wait_until(lambda: any(work.glob(sign)) or any(work.glob(final_sign)), process)
+        kill(process)
+    assert_unfinished(path)
+    finished = assert_resumes(given, path)
+    assert finished >= {"neighbors": 1, "columns": BLOCKS + 1, "index": 2 * BLOCKS}[sign.partition("/")[0]]
+
+
+def test_a_build_that_is_killed_again_and_again_gets_there(given, tmp_path):
+    path, seed = tmp_path / "x.index", secrets.randbits(32)
+    print(f"seed {seed}")
+    rng, finished = np.random.default_rng(seed), 0
+    for _ in range(4):
+        with child(given, path, hold=["index", N]) as process:
+            wait_until(lambda: (tmp_path / "x.index.building" / "lock").exists(), process)
+            time.sleep(rng.uniform(0.0, 0.6))
+            kill(process)
+        assert_unfinished(path)
+        assert finished_blocks(path) >= finished
+        finished = finished_blocks(path)
+    assert_resumes(given, path)
+
+
+def test_two_builds_of_one_path_at_once_are_told_apart(given, tmp_path):
+    path = tmp_path / "x.index"
+    with child(given, path, hold=["graph", 0]) as process:
+        wait_until(lambda: finished_blocks(path) == BLOCKS, process)
+        before = directory_bytes(tmp_path)
+        for features, params in (
+            (given.features, given.params),
+            (given.features, Params()),
+            (given.features[:9], None),
+        ):
+            with pytest.raises(IndexExists, match=r"another process is building in .*x\.index\.building"):
+                build(features, path, params)
+        assert directory_bytes(tmp_path) == before
+        # The lock goes with the process that held it.
+        kill(process)
+    assert assert_resumes(given, path) == BLOCKS
+
+
+# Three blocks of columns are solved; the next two end once those behind them are cancelled.
+INTERRUPTED = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+class Pool(ThreadPoolExecutor):
+    futures = []
+
+    def submit(self, task, /, work, start, *stop):
+        def run():
+            while task.__name__ == "columns_task" and start >= 3 * 128 and not self.futures[-1].cancelled():
+                time.sleep(0.001)
+            task(work, start, *stop)
+
+        self.futures.append(super().submit(run))
+        return self.futures[-1]
+
+with Pool(2) as pool:
+    go(executor=pool)
+"""
+
+
+def test_ctrl_c_ends_a_build_soon_and_it_resumes(given, tmp_path):
+    path = tmp_path / "x.index"
+    with child(given, path, INTERRUPTED) as process:
+        wait_until(lambda: finished_blocks(path) == BLOCKS + 3, process)
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=FOREVER)
+    assert process.returncode == -signal.SIGINT
+    assert complaint.rstrip().endswith("KeyboardInterrupt")
+    assert_unfinished(path)
+    assert assert_resumes(given, path) == BLOCKS + 5
+
+
+KILLED_AT_RENAME = """
+from pathlib import Path
+rename, left = Path.rename, given["renames"]
+
+def renamed(self, target):
+    global left
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    return rename(self, target)
+
+Path.rename = renamed
+go(force=given["force"])
+"""
+
+
+def test_a_build_killed_before_the_rename_completes_next_time(given, tmp_path):
+    path = tmp_path / "x.index"
+    ended = subprocess.run(command(given, path, KILLED_AT_RENAME, renames=0, force=False), timeout=FOREVER, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert (tmp_path / "x.index.building" / "index" / "manifest.json").exists()
+    assert_unfinished(path)
+    assert assert_resumes(given, path) == 2 * BLOCKS
+
+
+def test_a_forced_build_killed_between_its_renames_loses_nothing(given, tmp_path):
+    path = tmp_path / "x.index"
+    build(given.features[:50], path, given.params)
+    old = directory_bytes(path)
+    ended = subprocess.run(command(given, path, KILLED_AT_RENAME, renames=1, force=True), timeout=FOREVER, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert names_beside(path) == ["x.index.building", "x.index.replaced"]
+    with pytest.raises(IndexExists):
+        given.build(path)
+    assert directory_bytes(path) == old
+    assert len(Index.open(path)) == 50
+    assert given.build(path, force=True).resumed == 2 * BLOCKS
+    assert directory_bytes(path) == given.expected
+    assert names_beside(path) == ["x.index"]
+
+
+class Dying(concurrent.futures.ProcessPoolExecutor):
+    """One process, which dies at a given task."""
+
+    def __init__(self, last):
+        super().__init__(1, multiprocessing.get_context("spawn"))
+        self.left = last
+
+    def submit(self, task, /, *args):
+        self.left -= 1
+        return super().submit(os._exit, 1) if self.left == 0 else super().submit(task, *args)
+
+
+def test_a_worker_that_dies_interrupts_the_build_and_it_resumes(given, tmp_path):
+    path = tmp_path / "x.index"
+    with Dying(4) as pool, pytest.raises(BuildInterrupted, match=r"a worker died.*goes on with what is finished"):
+        given.build(path, executor=pool)
+    assert_unfinished(path)
+    assert assert_resumes(given, path) == 3
+
+
+# No room
+
+SQUEEZED = """
+import shutil
+
+def attempt():
+    try:
+        return {"resumed": go(jobs=2).resumed}
+    except suffuse.BuildInterrupted as error:
+        try:
+            suffuse.Index.open(path)
+        except suffuse.IndexMissing:
+            return {"said": str(error)}
+        raise AssertionError("an unfinished index opens") from error
+
+attempts = []
+for room in given["rooms"]:
+    make_room(room)
+    attempts.append(attempt())
+    if "resumed" in attempts[-1]:
+        shutil.copytree(path, given["result"])
+left = sorted(os.listdir(os.path.dirname(path)))
+print(json.dumps({"attempts": attempts, "left": left}))
+"""
+
+SMALL_FILES = (
+    """
+import resource
+
+def make_room(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+"""
+    + SQUEEZED
+)
+
+SMALL_DISK = (
+    """
+import subprocess
+mounted = False
+
+def make_room(size):
+    global mounted
+    options, mounted = ("remount," if mounted else "") + f"size={size}", True
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", os.path.dirname(path)], check=True)
+"""
+    + SQUEEZED
+)
+
+
+def squeezed(given, path, lines, rooms, before=()):
+    """Build with more and more room, and return what each attempt said; the last one must succeed."""
+    told = command(given, path, lines, rooms=rooms, result=str(path.parent.parent / "result"))
+    ended = subprocess.run([*before, *told], capture_output=True, text=True, timeout=FOREVER, check=False)
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads(ended.stdout)
+    assert answer["left"] == [path.name]
+    assert directory_bytes(path.parent.parent / "result") == given.expected
+    *failed, last = answer["attempts"]
+    return [attempt["said"] for attempt in failed], last["resumed"]
+
+
+def test_files_that_may_not_grow_interrupt_a_build_and_it_resumes(given, tmp_path):
+    (tmp_path / "place").mkdir()
+    sizes = {name: len(content) for name, content in given.expected.items()}
+    unlimited = -1
+    # The first is too small for the features; the second for a file of a later stage.
+    rooms = [sizes["features.npy"] - 1, sizes["features.npy"], unlimited]
+    said, resumed = squeezed(given, tmp_path / "place" / "x.index", SMALL_FILES, rooms)
+    assert len(said) == 2
+    for message in said:
+        assert message.startswith("File too large")
+        assert "x.index.building, and the same build goes on from there" in message
+    assert resumed >= BLOCKS
+
+
+def test_a_full_disk_interrupts_a_build_and_it_resumes(given, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    # A mount that only the child sees, and that goes with it.
+    private = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or not shutil.which("mount"):
+        pytest.skip("there is no unshare or no mount on this machine")
+    probe = subprocess.run(
+        [*private, "mount", "-t", "tmpfs", "tmpfs", place], capture_output=True, text=True, check=False
+    )
+    if probe.returncode:
+        pytest.skip(f"this user may not mount a file system: {probe.stderr.strip()}")
+    said, resumed = squeezed(given, place / "x.index", SMALL_DISK, ["64k", "320k", "900k", "2m", "64m"], private)
+    assert len(said) == 4
+    for message in said:
+        assert message.startswith("No space left on device")
+        assert "x.index.building, and the same build goes on from there" in message
+    assert resumed > 0
+
+
+# Every moment: a build ends before its first change of a file, before its second, ...
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: once raised, nothing changes on disk any more, whatever a `finally` may try."""
+
+
+class Fault:
+    """Lets the changes of files below a directory go wrong from a given one on, by Python's audit events."""
+
+    current = None
+
+    def __init__(self, directory, first, error, kinds=("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")):
+        self.directory, self.first, self.error, self.kinds = str(directory), first, error, kinds
+        self.changes = []
+
+    def __enter__(self):
+        Fault.current = self
+        return self
+
+    def __exit__(self, *_):
+        Fault.current = None
+
+    def happened(self):
+        return len(self.changes) > self.first
+
+    def see(self, event, args):
+        if event not in self.kinds or (event == "open" and not self.is_writing(args)):
+            return
+        self.changes.append(f"{event} {args[0]}")
+        if self.happened():
+            raise self.error()
+
+    def is_writing(self, args):
+        path, _, flags = args
+        inside = isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.directory)
+        return inside and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+
+
+def watch(event, args):
+    if Fault.current is not None:
+        Fault.current.see(event, args)
+
+
+@pytest.fixture(scope="module")
+def faults():
+    sys.addaudithook(watch)  # stays, but sees nothing without a Fault
+
+
+@pytest.fixture(scope="module")
+def little(tmp_path_factory):
+    """Three blocks, so that there are fewer than a hundred changes of files."""
+    return Given(tmp_path_factory.mktemp("little"), 300, D, PARAMS)
+
+
+def moments(directory, prepare, make, error, **others):
+    """A new path for each change that `make` does, with the fault that let it end there."""
+    for moment in range(1000):
+        path = directory / str(moment) / "x.index"
+        path.parent.mkdir()
+        prepare(path)
+        with Fault(path.parent, moment, error, **others) as fault:
+            outcome = None
+            try:
+                make(path)
+            except (Killed, BuildInterrupted) as caught:
+                outcome = caught
+        if not fault.happened():
+            assert outcome is None
+            return
+        yield path, fault.changes[moment], outcome
+        shutil.rmtree(path.parent)
+    pytest.fail("a build of three blocks changes files without end")
+
+
+def content(path):
+    """The bytes of the index at a path; None where there is none."""
+    try:
+        Index.open(path)
+    except IndexMissing:
+        return None
+    verify(path)
+    return directory_bytes(path)
+
+
+@pytest.fixture
+def _no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.mark.usefixtures("faults", "_no_waiting_for_the_disk")
+def test_a_build_that_dies_at_any_moment_leaves_a_whole_index_or_none(little, tmp_path):
+    seen = []
+    for path, change, outcome in moments(tmp_path, lambda _: None, lambda path: little.build(path, jobs=1), Killed):
+        assert isinstance(outcome, Killed), change
+        found = content(path)
+        seen.append(found is not None)
+        if found is None:
+            assert_resumes(little, path)
+        else:
+            assert found == little.expected, change
+            with pytest.raises(IndexExists):
+                little.build(path)
+            little.build(path, force=True)
+        assert directory_bytes(path) == little.expected, change
+        assert names_beside(path) == ["x.index"], change
+    # None before one moment, whole from there on.
+    assert seen == sorted(seen)
+    assert seen.count(False) > 30
+    assert seen.count(True) > 3
+
+
+@pytest.mark.usefixtures("faults", "_no_waiting_for_the_disk")
+def test_a_forced_build_that_dies_at_any_moment_loses_no_index(little, tmp_path):
+    build(little.features[:20], tmp_path / "old.index", little.params)
+    old, seen = directory_bytes(tmp_path / "old.index"), []
+    for path, change, outcome in moments(
+        tmp_path,
+        lambda path: shutil.copytree(tmp_path / "old.index", path),
+        lambda path: little.build(path, jobs=1, force=True),
+        Killed,
+    ):
+        assert isinstance(outcome, Killed), change
+        found = content(path)
+        seen.append("old" if found == old else "new" if found == little.expected else found)
+        if found is None:
+            # Between the two renames: any build brings the old one back.
+            with pytest.raises(IndexExists):
+                little.build(path)
+            assert content(path) == old, change
+        little.build(path, force=True)
+        assert directory_bytes(path) == little.expected, change
+        assert names_beside(path) == ["x.index"], change
+    assert list(dict.fromkeys(seen)) == ["old", None, "new"]
+    assert seen.count(None) == 1
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    ("number", "kinds"),
+    [
+        (errno.ENOSPC, ("open", "os.mkdir")),
+        (errno.EIO, ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")),
+    ],
+    ids=["full", "broken"],
+)
+@pytest.mark.usefixtures("faults", "_no_waiting_for_the_disk")
+def test_a_disk_that_fails_at_any_moment_interrupts_the_build(little, tmp_path, number, kinds, force):
+    build(little.features[:20], tmp_path / "old.index", little.params)
+    old, interrupted = directory_bytes(tmp_path / "old.index"), 0
+    for path, change, outcome in moments(
+        tmp_path,
+        lambda path: shutil.copytree(tmp_path / "old.index", path) if force else None,
+        lambda path: little.build(path, jobs=1, force=force),
+        lambda: OSError(number, os.strerror(number)),
+        kinds=kinds,
+    ):
+        found = content(path)
+        if outcome is None:
+            # Only what was left over could not be removed.
+            assert found == little.expected, change
+            continue
+        interrupted += 1
+        assert os.strerror(number) in str(outcome)
+        assert "the same build goes on" in str(outcome)
+        if found is None and force:
+            # The old index could not even be brought back: the next build does.
+            assert change.startswith("os.rename"), change
+        else:
+            assert found == (old if force else None), change
+        little.build(path, force=force)
+        assert directory_bytes(path) == little.expected, change
+        assert names_beside(path) == ["x.index"], change
+    assert interrupted > 15
+
+
+def test_a_build_that_dies_while_it_tidies_up_does_not_spoil_the_next(little, tmp_path, monkeypatch):
+    path, remove = tmp_path / "x.index", shutil.rmtree
+
+    def dies(work):
+        # The worst order: without its arrays, the graph still says that it is done.
+        remove(work / "columns")
+        for array in (work / "graph").glob("*.npy"):
+            array.unlink()
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", dies)
+        with pytest.raises(Killed):
+            little.build(path)
+    assert content(path) == little.expected
+    assert (tmp_path / "x.index.building" / "graph" / "summary.json").exists()
+    little.build(path, force=True)
+    assert directory_bytes(path) == little.expected
+    assert names_beside(path) == ["x.index"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_rename_that_fails_leaves_what_was_there(little, tmp_path, monkeypatch, force):
+    path, old = tmp_path / "x.index", {}
+    if force:
+        build(little.features[:20], path, little.params)
+        old = directory_bytes(path)
+    rename = Path.rename
+
+    def refused(self, target):
+        if self.name == "index":
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refused)
+        with pytest.raises(BuildInterrupted, match="Permission denied"):
+            little.build(path, force=force)
+    assert (content(path) or {}) == old
+    assert little.build(path, force=force).resumed == 6
+    assert directory_bytes(path) == little.expected
+    assert names_beside(path) == ["x.index"]

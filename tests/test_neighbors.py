@@ -1,0 +1,271 @@
+"""Exact nearest neighbours: self first, ties by id, whatever the batch or block; and faiss with a fast BLAS."""
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference
+from data import clusters, curves, duplicated, lattice, scattered
+from suffuse import neighbors
+from suffuse.neighbors import load_faiss, nearest, nearest_to_rows, one_thread
+
+VARIABLE = "OPENBLAS_CORETYPE"
+
+seeds_of_rng = st.integers(0, 2**32 - 1)
+
+
+def same_bytes(found, expected):
+    assert found.ids.dtype == np.int32
+    assert found.sims.dtype == np.float32
+    assert found.ids.shape == expected[0].shape
+    np.testing.assert_array_equal(found.ids, expected[0])
+    np.testing.assert_array_equal(found.sims.view(np.uint32), expected[1].view(np.uint32))
+
+
+# --- the lists
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=seeds_of_rng, n=st.integers(2, 60), d=st.integers(4, 8), k=st.integers(1, 70))
+def test_neighbors_of_rows_equal_a_full_sort_with_self_first_and_ties_by_id(seed, n, d, k):
+    features = lattice(np.random.default_rng(seed), n, d)
+    same_bytes(nearest_to_rows(features, 0, n, k), reference.nearest(features, features, min(k, n), own=range(n)))
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=seeds_of_rng, n=st.integers(2, 60), m=st.integers(1, 30), d=st.integers(4, 8), k=st.integers(1, 70))
+def test_neighbors_of_queries_equal_a_full_sort_with_ties_by_id(seed, n, m, d, k):
+    rng = np.random.default_rng(seed)
+    queries, features = lattice(rng, m, d), lattice(rng, n, d)
+    same_bytes(nearest(queries, features, k), reference.nearest(queries, features, min(k, n)))
+
+
+@pytest.mark.parametrize("make", [scattered, clusters, curves])
+def test_neighbors_in_general_position_equal_a_full_sort(make):
+    features = make(np.random.default_rng(5), 300, 24)
+    found = nearest_to_rows(features, 0, 300, 20)
+    ids, sims = reference.nearest(features, features, 20, own=range(300))
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_allclose(found.sims, sims, rtol=1e-6)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds_of_rng, distinct=st.integers(1, 10), k=st.integers(1, 30))
+def test_self_comes_first_by_id_even_among_duplicates(seed, distinct, k):
+    features = duplicated(np.random.default_rng(seed), 50, 6, distinct)
+    found = nearest_to_rows(features, 0, 50, k)
+    np.testing.assert_array_equal(found.ids[:, 0], np.arange(50))
+    for i, ids in enumerate(found.ids):
+        twins = [j for j in range(50) if j != i and np.array_equal(features[i], features[j])]
+        assert len(set(ids.tolist())) == k
+        assert ids[1:].tolist()[: len(twins)] == twins[: k - 1]
+
+
+def test_self_comes_first_where_faiss_never_proposes_it():
+    features = np.tile(scattered(np.random.default_rng(1), 1, 16), (500, 1))
+    found = nearest_to_rows(features, 490, 500, 3)
+    assert found.ids.tolist() == [[i, 0, 1] for i in range(490, 500)]
+
+
+def test_queries_have_no_self():
+    features = np.tile(scattered(np.random.default_rng(1), 1, 16), (500, 1))
+    assert nearest(features[490:], features, 3).ids.tolist() == [[0, 1, 2]] * 10
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=seeds_of_rng,
+    cuts=st.sets(st.integers(1, 119), max_size=8),
+    distinct=st.integers(3, 120),
+    k=st.integers(1, 20),
+)
+def test_blocks_do_not_change_the_neighbors(seed, cuts, distinct, k):
+    features = duplicated(np.random.default_rng(seed), 120, 33, distinct)
+    whole = nearest_to_rows(features, 0, 120, k)
+    bounds = [0, *sorted(cuts), 120]
+    blocks = [nearest_to_rows(features, a, b, k) for a, b in itertools.pairwise(bounds)]
+    same_bytes(whole, tuple(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds_of_rng, m=st.integers(2, 60), distinct=st.integers(3, 150))
+def test_a_query_finds_the_same_alone_and_in_a_batch(seed, m, distinct):
+    rng = np.random.default_rng(seed)
+    features, queries = duplicated(rng, 150, 40, distinct), scattered(rng, m, 40)
+    together = nearest(queries, features, 10)
+    for q in range(m):
+        same_bytes(nearest(queries[q : q + 1], features, 10), (together.ids[q : q + 1], together.sims[q : q + 1]))
+
+
+def test_a_tie_at_the_last_place_goes_to_the_smaller_ids_among_very_many():
+    rng = np.random.default_rng(8)
+    features, query = scattered(rng, 3000, 64), scattered(rng, 1, 64)
+    ranking = reference.nearest(query, features, 3000)[0][0]
+    twins = np.sort(rng.permutation(ranking[30:])[:2000])
+    features[twins] = features[ranking[30]]
+    found = nearest(query, features, 60)
+    assert found.ids[0, :30].tolist() == ranking[:30].tolist()
+    assert found.ids[0, 30:].tolist() == np.union1d(twins, ranking[30])[:30].tolist()
+
+
+def test_rows_in_fortran_order_and_read_only_rows_are_searched_like_others():
+    rng = np.random.default_rng(2)
+    features, queries = scattered(rng, 80, 12), scattered(rng, 5, 12)
+    expected = nearest(queries, features, 7)
+    features.setflags(write=False)
+    same_bytes(nearest(np.asfortranarray(queries), np.asfortranarray(features), 7), expected)
+    same_bytes(nearest(queries, features, 7), expected)
+
+
+# --- threads
+
+
+def test_one_thread_holds_inside_and_is_taken_back_even_after_an_error():
+    faiss = load_faiss()
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(3)
+    try:
+        with contextlib.suppress(KeyError), one_thread():
+            inside = faiss.omp_get_max_threads()
+            raise KeyError
+        assert inside == 1
+        assert faiss.omp_get_max_threads() == 3
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+# --- the BLAS inside faiss
+
+REPORT = """
+import json, logging, os, sys
+records = []
+handler = logging.Handler()
+handler.emit = lambda record: records.append(record.getMessage())
+logging.getLogger("suffuse").addHandler(handler)
+from suffuse import neighbors
+neighbors.load_faiss()
+json.dump({
+    "architecture": neighbors.blas_architecture(),
+    "possible": neighbors._blas_core_type(),
+    "variable": os.environ.get("OPENBLAS_CORETYPE"),
+    "warnings": records,
+}, sys.stdout)
+"""
+
+
+def report_of_a_new_process(setting=None):
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    if setting is not None:
+        environment[VARIABLE] = setting
+    answer = subprocess.run([sys.executable, "-c", REPORT], env=environment, check=True, capture_output=True)
+    return json.loads(answer.stdout)
+
+
+def test_faiss_uses_a_fast_blas_kernel_and_the_environment_is_left_as_it_was():
+    report = report_of_a_new_process()
+    if report["possible"] is None:
+        pytest.skip("this CPU has no AVX2")
+    assert report["architecture"] not in neighbors._SLOW_ARCHITECTURES
+    assert report["variable"] is None
+    assert report["warnings"] == []
+
+
+def test_a_users_own_choice_of_blas_kernel_is_respected_and_warned_of():
+    report = report_of_a_new_process("Nehalem")
+    assert report["variable"] == "Nehalem"
+    if report["architecture"] is None or report["possible"] is None:
+        pytest.skip("faiss brings no OpenBLAS here, or this CPU has no AVX2")
+    assert report["architecture"] == "Nehalem"
+    [warning] = report["warnings"]
+    assert "slow BLAS kernel Nehalem" in warning
+    assert f"{VARIABLE}={report['possible']}" in warning
+
+
+@pytest.fixture
+def other_faiss(monkeypatch, tmp_path):
+    """A module named faiss that notes what the environment was when it was imported; returns its import."""
+    load_faiss()
+    (tmp_path / "faiss.py").write_text(f"import os\nseen = os.environ.get({VARIABLE!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "faiss")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(neighbors, "_blas_core_type", lambda: "Haswell")
+    monkeypatch.setattr(neighbors, "blas_architecture", lambda: "Haswell")
+    return load_faiss.__wrapped__
+
+
+def test_the_blas_kernel_is_chosen_for_the_moment_of_the_import_only(other_faiss):
+    assert other_faiss().seen == "Haswell"
+    assert VARIABLE not in os.environ
+
+
+def test_the_users_choice_is_seen_by_faiss_and_stays(other_faiss, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "Zen")
+    assert other_faiss().seen == "Zen"
+    assert os.environ[VARIABLE] == "Zen"
+
+
+def test_nothing_is_chosen_for_a_cpu_without_avx2(other_faiss, monkeypatch):
+    monkeypatch.setattr(neighbors, "_blas_core_type", lambda: None)
+    assert other_faiss().seen is None
+
+
+def test_the_environment_is_restored_when_faiss_cannot_be_imported(other_faiss, tmp_path):
+    (tmp_path / "faiss.py").write_text("raise ImportError('no such luck')")
+    with pytest.raises(ImportError, match="no such luck"):
+        other_faiss()
+    assert VARIABLE not in os.environ
+
+
+def test_two_threads_may_load_faiss_at_the_same_moment(other_faiss, tmp_path):
+    # What the other thread does while this one imports: it ends its own import, and cleans up.
+    (tmp_path / "faiss.py").write_text(f"import os\nseen = os.environ.pop({VARIABLE!r})\n")
+    assert other_faiss().seen == "Haswell"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "possible", "warned"),
+    [
+        ("Prescott", "Haswell", True),
+        ("Nehalem", "SkylakeX", True),
+        ("Haswell", "Haswell", False),
+        ("Prescott", None, False),
+        (None, "Haswell", False),
+    ],
+)
+def test_a_slow_blas_kernel_on_a_faster_cpu_is_warned_of(monkeypatch, caplog, architecture, possible, warned):
+    load_faiss()
+    monkeypatch.setattr(neighbors, "_blas_core_type", lambda: possible)
+    monkeypatch.setattr(neighbors, "blas_architecture", lambda: architecture)
+    before = os.environ.get(VARIABLE)
+    with caplog.at_level(logging.WARNING, logger="suffuse"):
+        load_faiss.__wrapped__()
+    assert os.environ.get(VARIABLE) == before
+    expected = f"slow BLAS kernel {architecture} on a CPU that can do {possible}"
+    assert [expected in record.getMessage() for record in caplog.records] == [True] * warned
+
+
+@pytest.mark.parametrize(
+    ("features", "chosen"),
+    [
+        ({"avx2": True, "avx512f": True}, "SkylakeX"),
+        ({"avx2": True, "avx512f": False}, "Haswell"),
+        ({"avx2": True}, "Haswell"),
+        ({"neon": True}, None),
+        ({}, None),
+    ],
+)
+def test_the_blas_kernel_follows_from_what_the_cpu_can_do(monkeypatch, features, chosen):
+    from llvmlite import binding
+
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: features)
+    assert neighbors._blas_core_type() == chosen
