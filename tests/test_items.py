@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suffuse.errors import IndexBroken, InvalidInput
-from suffuse.items import Items, check_items, encode_items, load_items
+from suffuse.items import Items, check_items, encode_items, load_items, with_labels
 
 # A line separator (U+2028) and NEL (U+0085) inside: lines end at "\n" only.
 NAMES = ["Zürich", "東京\u2028塔", "one, two", 'a "quoted" one', "🗼", "e\u0301\u0085"]
@@ -74,8 +74,8 @@ def test_names_are_read_from_json_lines(tmp_path, ensure_ascii):
         ("names.csv", b"name\n\xff\n", "names.csv cannot be read as names: 'utf-8' codec"),
         ("names.csv", b"name\n" + b"x" * 200_000, "names.csv cannot be read as names: field larger than field limit"),
         ("names.json", b'["a", "b"', "names.json cannot be read as names: Expecting ',' delimiter"),
-        ("names.json", b'{"a": 1}', "names.json holds dict; write a list of names"),
-        ("names.json", b'"a"', "names.json holds str; write a list of names"),
+        ("names.json", b'{"a": 1}', "^names.json holds dict; write a list of names$"),
+        ("names.json", b'"a"', "^names.json holds str; write a list of names$"),
         ("names.json", b"[" * 100_000, "names.json cannot be read as names: "),
         ("names.json", b"[1" + b"0" * 5000 + b"]", "names.json cannot be read as names: Exceeds the limit"),
         ("names.jsonl", b'{"name": "a"}\n{"name": \n', "names.jsonl cannot be read as names: Expecting value"),
@@ -160,6 +160,17 @@ def test_what_is_encoded_is_read_back(given_items):
     assert [stored.name(id) for id in range(len(stored))] == [
         item.get("name", str(id)) for id, item in enumerate(expected)
     ]
+
+
+def test_labels_become_metadata_beside_the_names():
+    labels = np.array([3, 1], np.uint8)
+    assert with_labels(["a", {"name": "b", "year": 1}], labels) == [
+        {"name": "a", "label": 3},
+        {"name": "b", "year": 1, "label": 1},
+    ]
+    assert list(opened(with_labels(None, np.array(["cat", "dog"])))) == [{"label": "cat"}, {"label": "dog"}]
+    with pytest.raises(InvalidInput, match="1 names for 2 images; give one name per image"):
+        with_labels(["a"], labels)
 
 
 def test_an_image_without_name_is_called_by_its_id():

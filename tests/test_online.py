@@ -20,6 +20,7 @@ from suffuse.neighbors import nearest_to_rows
 N, D = 80, 10
 WHOLE = Params(k=12, truncation=200, keep=200, iterations=500, tolerance=1e-10, values="float32")
 SHORT = Params(k=6, truncation=15, keep=5)
+REGIONS = dataclasses.replace(SHORT, pool="none")  # tests/test_pooling.py has the others
 
 seeds_of_rng = st.integers(0, 2**32 - 1)
 
@@ -72,7 +73,7 @@ OWNERS = np.random.default_rng(3).permutation(np.arange(N) % 25)
 def regional_index(gallery, tmp_path_factory):
     """Regions of 25 images in mixed order, and three more images without any."""
     names = [f"{image}.jpg" for image in range(28)]
-    return build_and_open(gallery, tmp_path_factory.mktemp("regional"), SHORT, owners=OWNERS, names=names)
+    return build_and_open(gallery, tmp_path_factory.mktemp("regional"), REGIONS, owners=OWNERS, names=names)
 
 
 # --- diffusion
@@ -306,7 +307,7 @@ def test_the_ranking_of_regions_by_cosine_sums_the_best_match_of_each(regional_i
 def test_similarities_are_the_same_in_blocks(regional_index, monkeypatch):
     regions, owners = grouped(np.random.default_rng(8), [3, 1])
     expected = regional_index.search(regions, top=28, method="knn", owners=owners)
-    monkeypatch.setattr("suffuse.online._BLOCK_ROWS", 7)
+    monkeypatch.setattr("suffuse.matching._BLOCK_ROWS", 7)
     found = regional_index.search(regions, top=28, method="knn", owners=owners)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
@@ -465,7 +466,7 @@ def damage(path, change):
     ],
 )
 def test_damaged_columns_are_noticed_and_not_followed(tmp_path, gallery, file, position, value, message):
-    build_and_open(gallery, tmp_path, SHORT, owners=OWNERS)
+    build_and_open(gallery, tmp_path, REGIONS, owners=OWNERS)
     damage(tmp_path / "test.index" / file, lambda array: array.__setitem__(position, value))
     with pytest.raises(IndexBroken, match=message):
         Index.open(tmp_path / "test.index").search(gallery, seeds=N)

@@ -71,8 +71,10 @@ def columns_task(work: str, start: int, stop: int) -> None:
     directory, params = Path(work), _params(Path(work))
     alpha_s = Graph(*(map_array(directory / "graph" / f"{name}.npy").array for name in Graph._fields))
     features = map_array(directory / "index" / "features.npy").array
+    owners_path = directory / "index" / "owners.npy"
+    owners = map_array(owners_path).array if params.pool == "sum" and owners_path.exists() else None
     with one_thread():
-        block = columns(alpha_s, start, stop, params, features)
+        block = columns(alpha_s, start, stop, params, features, owners)
     _write_npz(block_path(directory, "columns", start), **block._asdict())
 
 

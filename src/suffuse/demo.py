@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from suffuse.arrays import write_json
 from suffuse.baselines import average_query_expansion
 from suffuse.errors import MissingExtra
-from suffuse.evaluation import class_mean_average_precision, precision_at_hits
+from suffuse.evaluation import class_judgements, mean_average_precision, precision_at_hits
 from suffuse.offline import BuildSummary, Progress, build
 from suffuse.online import Index
 from suffuse.params import Params
@@ -90,7 +90,8 @@ def _measure(method: str, digits: Digits, search: Search, offline: BuildSummary 
     search(digits.queries, 10)
     milliseconds = (time.perf_counter() - started) * 1000 / len(digits.queries)
     rankings = search(digits.queries, len(digits.gallery))
-    quality = 100 * class_mean_average_precision(rankings, digits.labels, digits.query_labels)
+    judgements = class_judgements(digits.labels, digits.query_labels)
+    quality = 100 * mean_average_precision(rankings, judgements, "classes").mean
     seconds = 0.0 if offline is None else sum(offline.seconds.values())
     return Result(method, round(quality, 2), round(milliseconds, 3), round(seconds, 2), rankings)
 

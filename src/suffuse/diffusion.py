@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.graph import Graph
+from suffuse.kernels.pool import pool_columns
 from suffuse.kernels.solve import solve_on_supports, solve_on_walks
 from suffuse.neighbors import Features, nearest_to_rows
 from suffuse.params import Params
@@ -23,15 +24,24 @@ class Columns(NamedTuple):
     residuals: NDArray[np.float64]  # (b,), |e_i - L_alpha c_i| on the support
 
 
-def columns(alpha_s: Graph, start: int, stop: int, params: Params, features: Features | None = None) -> Columns:
+def columns(
+    alpha_s: Graph,
+    start: int,
+    stop: int,
+    params: Params,
+    features: Features | None = None,
+    owners: NDArray[np.int32] | None = None,
+) -> Columns:
     """c_i for i in start..stop: L_alpha[J, J] c = e_i on the support J of i, the largest `keep` entries.
 
     `alpha_s` is alpha * S. `features` are the unit rows, needed for `support="features"` only.
+    With `owners`, the entries of an image's regions are summed, and rows are images.
     """
     count, n = stop - start, len(alpha_s.indptr) - 1
     dtype = np.dtype(params.values)
     floor = np.float32(np.finfo(dtype).smallest_subnormal)  # what rounds to zero is not stored
-    width = min(params.keep, params.truncation, n)
+    solved = min(params.truncation, n)
+    width = min(params.keep, solved) if owners is None else solved
     rows, values = np.empty((count, width), np.uint32), np.empty((count, width), np.float32)
     lengths, residuals = np.empty(count, np.int64), np.empty(count, np.float64)
     out = (rows, values, lengths, residuals)
@@ -44,6 +54,23 @@ def columns(alpha_s: Graph, start: int, stop: int, params: Params, features: Fea
         # The paper's NN_L, searched block by block so that n x L ids are never held at once.
         supports = nearest_to_rows(features, start, stop, params.truncation).ids.view(np.uint32)
         solve_on_supports(supports, *alpha_s, params.iterations, params.tolerance, floor, *out)
-    stored = np.arange(width) < lengths[:, None]
+    if owners is not None:
+        rows, values, lengths = _pool(rows, values, lengths, owners, min(params.keep, solved))
+    stored = np.arange(rows.shape[1]) < lengths[:, None]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     return Columns(indptr, rows[stored].view(np.int32), values[stored].astype(dtype), residuals)
+
+
+def _pool(
+    rows: NDArray[np.uint32],
+    values: NDArray[np.float32],
+    lengths: NDArray[np.int64],
+    owners: NDArray[np.int32],
+    keep: int,
+) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.int64]]:
+    """Columns over regions (b, L) summed to columns over images (b, keep)."""
+    pooled_rows, pooled_values = np.empty((len(rows), keep), np.uint32), np.empty((len(rows), keep), np.float32)
+    pooled_lengths = np.empty(len(rows), np.int64)
+    images = int(owners.max()) + 1
+    pool_columns(rows, values, lengths, owners.view(np.uint32), images, pooled_rows, pooled_values, pooled_lengths)
+    return pooled_rows, pooled_values, pooled_lengths

@@ -52,6 +52,8 @@ def load_items(path: str | Path) -> list[Any]:
             case _:
                 # Not `splitlines`: that breaks names at characters such as U+2028.
                 return text.removesuffix("\n").split("\n") if text else []
+    except InvalidInput:
+        raise
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise InvalidInput(f"{file.name} cannot be read as names: {error}; write it again, as UTF-8") from error
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from suffuse.errors import IndexBroken
 from suffuse.kernels.similarity import dot_pairs
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,11 @@ def _nearest(queries: Features, features: Features, k: int, own_ids: NDArray[np.
     proposed = min(n, k + 8 + k // 16)
     faiss = load_faiss()
     coarse, found = faiss.knn(queries, features, proposed, metric=faiss.METRIC_INNER_PRODUCT)
+    if found.min(initial=0) < 0 or not np.isfinite(coarse).all():
+        # Features are checked at the border, so these come from a damaged index; faiss then answers with id -1.
+        raise IndexBroken(
+            "features.npy holds values that are not finite; run suffuse verify, then copy the index again"
+        )
     ids = found.astype(np.uint32)
     if own_ids is not None:
         missing = ~(ids == own_ids[:, None]).any(axis=1)

@@ -11,15 +11,17 @@ from suffuse.errors import IndexBroken, InvalidInput, InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_owners, unit_rows
 from suffuse.items import Items
 from suffuse.kernels.combine import combine_columns
+from suffuse.kernels.refine import refine_candidates
+from suffuse.matching import match_regions
 from suffuse.neighbors import Features, nearest
 from suffuse.params import Params
-from suffuse.store import Manifest, Stored, open_index
+from suffuse.store import Manifest, Stored, is_pooled, open_index
 
 Method = Literal["diffusion", "knn"]
 METHODS = ("diffusion", "knn")
 
-# Gallery rows that are compared at a time where all similarities are needed.
-_BLOCK_ROWS = 16384
+# Entries of a candidate's column that the second look reads, the largest ones; more change nothing (make bench).
+REFINE_DEPTH = 100
 
 
 class Hits(NamedTuple):
@@ -38,7 +40,8 @@ class Index:
         # numba knows no float16: the kernel takes the bits.
         self._values = values.view(np.uint16) if values.dtype == np.float16 else values
         self._rows = stored.rows.array.view(np.uint32)
-        owners = stored.owners
+        # What is summed at query time: the regions of images, unless the columns hold images already.
+        owners = None if is_pooled(stored) else stored.owners
         self._owners = np.empty(0, np.uint32) if owners is None else owners.view(np.uint32)
 
     @classmethod
@@ -88,12 +91,15 @@ class Index:
         seeds: int = 10,
         *,
         method: Method = "diffusion",
+        refine: int = 0,
         owners: NDArray[Any] | None = None,
     ) -> Hits:
         """The `top` best images for each query (m, d).
 
         seeds   nearest elements of a query vector whose columns are summed (paper: 10; 200 for regions)
         method  "diffusion", or "knn" for the plain ranking by cosine
+        refine  candidates that get a second look: ranked by the cosine between the query's combined vector and
+                their own column; not for regional indexes
         owners  which query each row belongs to, where a query has several regions
 
         Images that diffusion reached come first; the rest follow by cosine with the score 0, so that
@@ -102,6 +108,10 @@ class Index:
         """
         _check_count("top", top)
         _check_count("seeds", seeds)
+        if refine and self.owners is not None:
+            raise InvalidParams(f"refine must be 0 for a regional index, got {refine!r}: its columns belong to regions")
+        if refine:
+            _check_count("refine", refine)
         if method not in METHODS:
             raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
         rows = self.prepare(queries)
@@ -109,7 +119,7 @@ class Index:
         top = min(int(top), len(self))
         if method == "knn":
             return self._plain(rows, query_ptr, top)
-        return self._diffused(rows, query_ptr, top, min(int(seeds), len(self.features)))
+        return self._diffused(rows, query_ptr, top, min(int(seeds), len(self.features)), refine)
 
     def prepare(self, queries: NDArray[Any]) -> Features:
         """Check queries and bring them into the space of the index: unit length, and whitened as the gallery was."""
@@ -118,24 +128,28 @@ class Index:
         whitening = self._stored.whitening
         return rows if whitening is None else apply_whitening(rows, whitening, "queries")
 
-    def _diffused(self, rows: Features, query_ptr: NDArray[np.int64], top: int, seeds: int) -> Hits:
+    def _diffused(self, rows: Features, query_ptr: NDArray[np.int64], top: int, seeds: int, refine: int) -> Hits:
         found = nearest(rows, self.features, seeds)
         # y: the seeds of each query and their weights, sim ** gamma, clipped at zero.
         weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
-        ids, scores, counts = self._combine(query_ptr * seeds, found.ids.ravel(), weights.ravel(), top)
+        y = (query_ptr * seeds, found.ids.ravel(), weights.ravel())
+        ids, scores, counts = self._combine(*y, max(top, refine))
+        if refine:
+            self._refine(*y, Hits(ids[:, :refine], scores[:, :refine]), np.minimum(counts, refine))
+            # Hits behind the candidates keep their order, on a scale that continues below them.
+            lowest, first = scores[:, refine - 1 : refine], scores[:, refine : refine + 1]
+            scores[:, refine:] *= np.divide(lowest, first, out=np.zeros_like(first), where=first > 0)
+        hits = Hits(np.ascontiguousarray(ids[:, :top]), np.ascontiguousarray(scores[:, :top]))
         if (counts < top).any():
-            self._fill_by_cosine(rows, query_ptr, Hits(ids, scores), counts)
-        return Hits(ids, scores)
+            self._fill_by_cosine(rows, query_ptr, hits, np.minimum(counts, top))
+        return hits
 
     def _combine(
         self, query_ptr: NDArray[np.int64], seeds: NDArray[np.int32], weights: NDArray[np.float64], top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
         """f = sum_j weights[j] * column[seeds[j]] (Algorithm 1): ids, scores, and how many of each row are set."""
         indptr, stored = self._stored.indptr, self._stored
-        touched = np.unique(seeds)
-        starts, stops = indptr[touched], indptr[touched + 1]
-        if (starts < 0).any() or (stops < starts).any() or (stops > len(self._rows)).any():
-            raise IndexBroken("indptr.npy points outside the columns; run suffuse verify, then copy the index again")
+        starts, stops = self._check_columns(np.unique(seeds))
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             stored.rows.will_need(start, stop)
             stored.values.will_need(start, stop)
@@ -152,6 +166,33 @@ class Index:
             )
         return ids, scores, counts
 
+    def _check_columns(self, ids: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the columns of these elements start and stop; kernels trust what passed here."""
+        starts, stops = self._stored.indptr[ids], self._stored.indptr[ids + 1]
+        if (starts < 0).any() or (stops < starts).any() or (stops > len(self._rows)).any():
+            raise IndexBroken("indptr.npy points outside the columns; run suffuse verify, then copy the index again")
+        return starts, stops
+
+    def _refine(
+        self,
+        query_ptr: NDArray[np.int64],
+        seeds: NDArray[np.int32],
+        weights: NDArray[np.float64],
+        hits: Hits,
+        counts: NDArray[np.int64],
+    ) -> None:
+        """Rank the first `counts` hits of each query anew, by cos(f, c_j)."""
+        self._check_columns(np.unique(hits.ids))
+        candidates, cosines = np.ascontiguousarray(hits.ids), np.zeros(hits.ids.shape, np.float32)
+        refine_candidates(
+            query_ptr, seeds.view(np.uint32), weights, self._stored.indptr, self._rows, self._values,
+            candidates, counts, REFINE_DEPTH, cosines,
+        )  # fmt: skip
+        unused = np.arange(candidates.shape[1]) >= counts[:, None]
+        order = np.lexsort((candidates, -np.where(unused, -1.0, cosines)), axis=1)
+        hits.ids[:] = np.take_along_axis(candidates, order, axis=1)
+        hits.scores[:] = np.take_along_axis(cosines, order, axis=1)
+
     def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
         """The ranking by cosine, without diffusion."""
         if self.owners is None and len(query_ptr) == len(rows) + 1:
@@ -162,17 +203,11 @@ class Index:
         return Hits(order.astype(np.int64), np.take_along_axis(sims, order, axis=1))
 
     def _image_similarities(self, regions: Features) -> NDArray[np.float32]:
-        """For each query region the best similarity within an image, summed (R-match); -inf for images without any."""
-        best = np.full((len(regions), len(self)), -np.inf, np.float32)
-        for start in range(0, len(self.features), _BLOCK_ROWS):
-            sims = regions @ self.features[start : start + _BLOCK_ROWS].T
-            if self.owners is None:
-                best[:, start : start + _BLOCK_ROWS] = sims
-            else:
-                owners = self.owners[start : start + _BLOCK_ROWS]
-                for region, row in zip(best, sims, strict=True):
-                    np.maximum.at(region, owners, row)
-        return np.asarray(best.sum(axis=0))
+        """R-match of one query's regions with every image."""
+        owners = self.owners
+        if owners is not None and not 0 <= owners.min() <= owners.max() < len(self):
+            raise IndexBroken("owners.npy holds ids that do not exist; run suffuse verify, then copy the index again")
+        return match_regions(regions, self.features, owners, len(self))
 
     def _fill_by_cosine(
         self, rows: Features, query_ptr: NDArray[np.int64], hits: Hits, counts: NDArray[np.int64]

@@ -11,6 +11,10 @@ from suffuse.errors import InvalidParams
 
 Support = Literal["graph", "features"]
 ValueType = Literal["float16", "float32"]
+Pool = Literal["sum", "none"]
+
+# What indexes were like before a parameter existed: their manifests do not name it.
+_BEFORE = {"pool": "none"}
 
 # Column ids are stored as int32, so no support can hold more elements than that.
 LARGEST_COUNT = 2**31 - 1
@@ -31,6 +35,7 @@ class Params:
     whiten      dimensions to keep by PCA whitening learned on the gallery; None leaves the features as they are
     whiten_power  0 only rotates and cuts, 1 whitens fully
     values      how column entries are stored
+    pool        of a regional index: "sum" stores columns summed over the regions of each image, "none" as they are
     """
 
     k: int = 50
@@ -44,6 +49,7 @@ class Params:
     whiten: int | None = None
     whiten_power: float = 1.0
     values: ValueType = "float16"
+    pool: Pool = "sum"
 
     def __post_init__(self) -> None:
         _whole("k", self.k, least=2)
@@ -58,6 +64,7 @@ class Params:
             _whole("whiten", self.whiten, least=1)
         _between("whiten_power", self.whiten_power, 0.0, 1.0)
         _one_of("values", self.values, ("float16", "float32"))
+        _one_of("pool", self.pool, ("sum", "none"))
         for field in dataclasses.fields(self):
             # numpy's numbers are welcome, but a manifest holds plain ones.
             value = getattr(self, field.name)
@@ -71,7 +78,11 @@ class Params:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The opposite of `to_dict`; an unknown or missing name is an error, not a default."""
+        """The opposite of `to_dict`; an unknown or missing name is an error, not a default.
+
+        A parameter that did not yet exist gets the value that describes the indexes of its time.
+        """
+        values = {**_BEFORE, **values}
         expected = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - expected):
             raise InvalidParams(f"unknown parameter {unknown[0]!r}; known are: {', '.join(sorted(expected))}")

@@ -201,12 +201,17 @@ def verify(directory: str | Path) -> int:
     if (np.diff(stored.indptr) < 0).any():
         raise IndexBroken("indptr.npy goes backwards; build the index again")
     for name, array, count in (
-        ("rows.npy", stored.rows.array, stored.manifest.counts["elements"]),
+        ("rows.npy", stored.rows.array, stored.manifest.counts["images" if is_pooled(stored) else "elements"]),
         ("owners.npy", stored.owners, stored.manifest.counts["images"]),
     ):
         if array is not None and len(array) and not 0 <= array.min() <= array.max() < count:
             raise IndexBroken(f"{name} holds an id outside 0..{count - 1}; build the index again")
     return total
+
+
+def is_pooled(stored: Stored) -> bool:
+    """Whether the columns of a regional index hold images; else they hold elements."""
+    return stored.owners is not None and stored.manifest.params.pool == "sum"
 
 
 def _open_array(directory: Path, name: str, manifest: Manifest) -> Mapped:

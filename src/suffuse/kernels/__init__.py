@@ -4,7 +4,9 @@
     mutual      the mutual k-NN graph and its normalisation (eq. 1 and 2)
     walk        the support that a truncated random walk reaches
     solve       conjugate gradient on a slice of L_alpha
+    pool        columns over regions summed to columns over images
     combine     the weighted sum of columns, and its largest entries (Algorithm 1)
+    refine      the cosine between a query's combined vector and a candidate's column
     select      the largest few of many
 
 Each has a slow, obvious twin in tests/reference.py.

@@ -36,16 +36,17 @@ def _add_columns(first, last, seeds, weights, columns, owners, targets, table):
     indptr, rows, values = columns
     slots, sums, mask = table
     pooled = owners.shape[0] > 0
-    elements = u4(indptr.shape[0] - 1)
+    # A larger id would overfill the table, or reach outside of `owners`.
+    limit = u4(owners.shape[0]) if pooled else u4(targets)
     for s in range(first, last):
         weight, seed = weights[s], u8(seeds[s])
         for place in range(u8(indptr[seed]), u8(indptr[seed + u8(1)])):
             id = rows[place]
-            if id >= elements:
+            if id >= limit:
                 return False
             if pooled:
                 id = owners[u8(id)]
-                if id >= targets:  # more ids than images would overfill the table
+                if id >= u4(targets):
                     return False
             slot = _slot_of(id, slots, mask)
             slots[slot] = id

@@ -1,0 +1,40 @@
+"""Columns over regions summed to columns over images: sum pooling is linear, so it can be done before storing."""
+
+import numpy as np
+
+from suffuse.kernels.jit import compiled, f4, f8, i8, readonly, u4, u8, void, writable
+from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
+
+_COLUMNS = (readonly(u4, 2), readonly(f4, 2), readonly(i8))
+_POOLED = (writable(u4, 2), writable(f4, 2), writable(i8))
+
+
+@compiled(void(*_COLUMNS, readonly(u4), i8, *_POOLED))
+def pool_columns(rows, values, lengths, owners, images, pooled_rows, pooled_values, out):
+    """The sum over an image's regions of each column, its largest entries first; out = how many of each are stored.
+
+    rows, values  (b, L), the first lengths[c] entries of row c are column c
+    owners        (n,), the image of each region
+    """
+    sums = np.zeros(images, np.float64)
+    touched = np.empty(rows.shape[1], np.uint32)
+    keys = np.empty(rows.shape[1], np.uint64)
+    for column in range(u8(rows.shape[0])):
+        count = u8(0)
+        for place in range(u8(lengths[column])):
+            image = owners[u8(rows[column, place])]
+            if sums[u8(image)] == f8(0.0):  # stored entries are above zero, so a sum of zero is an image not yet seen
+                touched[count] = image
+                count += u8(1)
+            sums[u8(image)] += f8(values[column, place])
+        for t in range(count):
+            keys[t] = key_of(sums[u8(touched[t])], touched[t])
+            sums[u8(touched[t])] = f8(0.0)
+        keep = min(count, u8(pooled_rows.shape[1]))
+        if keep < count:
+            largest_first(keys, count, keep)
+        sort_descending(keys, keep)
+        for place in range(keep):
+            pooled_rows[column, place] = id_of(keys[place])
+            pooled_values[column, place] = score_of(keys[place])
+        out[column] = i8(keep)

@@ -1,0 +1,111 @@
+"""Columns of a regional index, summed over the regions of images before they are stored."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import suffuse
+from data import clusters
+from suffuse import Index, IndexBroken, InvalidParams, Params
+from suffuse.kernels.pool import pool_columns
+
+WHOLE = Params(k=8, truncation=90, keep=90, values="float32")
+OWNERS = np.random.default_rng(1).integers(0, 30, 90)
+
+
+@pytest.fixture(scope="module")
+def regions():
+    return clusters(np.random.default_rng(0), 90, 12, count=5)
+
+
+@pytest.fixture(scope="module")
+def indexes(regions, tmp_path_factory):
+    """The same regional index with columns over regions and over images."""
+    folder = tmp_path_factory.mktemp("pooled")
+    for pool in ("none", "sum"):
+        suffuse.build(regions, folder / pool, dataclasses.replace(WHOLE, pool=pool), owners=OWNERS)
+    return {pool: Index.open(folder / pool) for pool in ("none", "sum")}
+
+
+def pooled_slowly(rows, values, length, owners, images, keep):
+    """Sum by image, sort by falling sum and rising id, cut."""
+    sums = np.zeros(images)
+    np.add.at(sums, owners[rows[:length]], values[:length].astype(float))
+    order = np.lexsort((np.arange(images), -sums.astype(np.float32)))
+    order = order[sums[order] > 0][:keep]
+    return order, sums[order]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(1, 25))
+def test_the_kernel_sums_by_image_and_keeps_the_largest(seed, images, keep):
+    rng = np.random.default_rng(seed)
+    owners = rng.integers(0, images, 40).astype(np.uint32)
+    rows = np.stack([rng.permutation(40)[:25] for _ in range(3)]).astype(np.uint32)
+    values = rng.choice([0.25, 0.5, 1.0], (3, 25)).astype(np.float32)  # exact sums, many ties
+    lengths = rng.integers(0, 26, 3)
+    out = np.zeros((3, keep), np.uint32), np.zeros((3, keep), np.float32), np.zeros(3, np.int64)
+    pool_columns(rows, values, lengths, owners, images, *out)
+    for column in range(3):
+        ids, sums = pooled_slowly(rows[column], values[column], lengths[column], owners, images, keep)
+        found = out[2][column]
+        assert out[0][column, :found].tolist() == ids.tolist()
+        np.testing.assert_allclose(out[1][column, :found], sums, rtol=1e-6)
+
+
+def test_pooled_before_storing_or_when_searching_is_the_same(indexes, regions):
+    rng = np.random.default_rng(5)
+    queries, owners = regions[rng.integers(0, 90, 12)] + 0.05 * rng.standard_normal((12, 12)), np.arange(12) % 4
+    late = indexes["none"].search(queries, top=30, seeds=5, owners=owners)
+    early = indexes["sum"].search(queries, top=30, seeds=5, owners=owners)
+    np.testing.assert_array_equal(early.ids, late.ids)
+    np.testing.assert_allclose(early.scores, late.scores, rtol=1e-5)
+
+
+def test_pooled_columns_hold_images_and_are_smaller(indexes):
+    rows = indexes["sum"]._stored.rows.array
+    assert rows.max() < 30
+    assert len(rows) < len(indexes["none"]._stored.rows.array)
+
+
+def test_keep_counts_images(regions, tmp_path):
+    suffuse.build(regions, tmp_path / "few", dataclasses.replace(WHOLE, keep=3), owners=OWNERS)
+    assert np.diff(Index.open(tmp_path / "few")._stored.indptr).max() == 3
+
+
+def test_verify_knows_that_ids_are_images(indexes, regions, tmp_path):
+    import hashlib
+    import json
+
+    path = tmp_path / "damaged"
+    suffuse.build(regions, path, WHOLE, owners=OWNERS)
+    rows = np.load(path / "rows.npy")
+    rows[4] = 30  # an element, but no image
+    np.save(path / "rows.npy", rows)
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    manifest["files"]["rows.npy"]["sha256"] = hashlib.sha256((path / "rows.npy").read_bytes()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(IndexBroken, match=r"rows\.npy holds an id outside 0\.\.29"):
+        suffuse.verify(path)
+    with pytest.raises(IndexBroken, match=r"rows\.npy"):
+        Index.open(path).search(regions, top=30, seeds=90)
+
+
+def test_images_may_outnumber_regions(regions, tmp_path):
+    """Images without regions are known by their names only."""
+    names = [str(i) for i in range(200)]
+    suffuse.build(regions, tmp_path / "sparse", WHOLE, owners=np.arange(90) + 50, names=names)
+    index = Index.open(tmp_path / "sparse")
+    hits = index.search(regions[:3], top=200)
+    assert sorted(hits.ids[0].tolist()) == list(range(200))
+    reached = hits.ids[hits.scores > 0]
+    assert 50 <= reached.min() <= reached.max() < 140
+    assert index.search(regions[:3], method="knn").ids[:, 0].tolist() == [50, 51, 52]
+
+
+def test_a_second_look_is_refused_for_regions(indexes, regions):
+    with pytest.raises(InvalidParams, match="refine must be 0"):
+        indexes["sum"].search(regions[:1], refine=5)
