@@ -432,8 +432,8 @@ def faults():
 
 @pytest.fixture(scope="module")
 def little(tmp_path_factory):
-    """Three blocks, so that there are fewer than a hundred changes of files."""
-    return Given(tmp_path_factory.mktemp("little"), 300, D, PARAMS)
+    """Two blocks, so that there are fewer than a hundred changes of files."""
+    return Given(tmp_path_factory.mktemp("little"), 200, D, PARAMS)
 
 
 def moments(directory, prepare, make, error, **others):
@@ -453,7 +453,7 @@ def moments(directory, prepare, make, error, **others):
             return
         yield path, fault.changes[moment], outcome
         shutil.rmtree(path.parent)
-    pytest.fail("a build of three blocks changes files without end")
+    pytest.fail("a build of two blocks changes files without end")
 
 
 def content(path):
@@ -596,6 +596,6 @@ def test_a_rename_that_fails_leaves_what_was_there(little, tmp_path, monkeypatch
         with pytest.raises(BuildInterrupted, match="Permission denied"):
             little.build(path, force=force)
     assert (content(path) or {}) == old
-    assert little.build(path, force=force).resumed == 6
+    assert little.build(path, force=force).resumed == 4
     assert directory_bytes(path) == little.expected
     assert names_beside(path) == ["x.index"]

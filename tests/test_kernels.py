@@ -1,5 +1,8 @@
 """Each compiled kernel equals its slow, obvious twin in reference.py."""
 
+import subprocess
+import sys
+
 import numba
 import numpy as np
 import pytest
@@ -402,11 +405,27 @@ def test_owners_that_do_not_exist_are_reported_however_many_there_are():
     assert counts.tolist() == [-1]
 
 
-def test_memory_follows_the_columns_and_not_the_number_of_images():
-    columns = np.array([0, 2, 2]), np.array([1, 0], np.uint32), np.array([1.0, 0.5], np.float32)
-    more_than_any_memory = 2**55
-    ids, _, counts = combined(
-        np.array([0, 1]), np.zeros(1, np.uint32), np.ones(1), columns, 2, images=more_than_any_memory
+FEW_BYTES = """
+import resource
+import numpy as np
+from suffuse.kernels.combine import combine_columns
+
+def combine(images):
+    ids, scores, counts = np.empty((1, 2), np.int64), np.empty((1, 2), np.float32), np.empty(1, np.int64)
+    combine_columns(
+        np.array([0, 1]), np.zeros(1, np.uint32), np.ones(1), np.array([0, 2, 2]), np.array([1, 0], np.uint32),
+        np.array([1.0, 0.5], np.float32), np.empty(0, np.uint32), images, ids, scores, counts,
     )
-    assert counts.tolist() == [2]
-    assert ids.tolist() == [[1, 0]]
+    return ids.tolist(), counts.tolist()
+
+with open("/proc/self/statm") as statm:
+    in_use = int(statm.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**28, resource.RLIM_INFINITY))
+assert combine(images=2) == combine(images=2**31 - 1) == ([[1, 0]], [2])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process like this")
+def test_memory_follows_the_columns_and_not_the_number_of_images():
+    answer = subprocess.run([sys.executable, "-c", FEW_BYTES], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr

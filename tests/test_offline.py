@@ -1,6 +1,7 @@
 """Builds in this process: the same index whoever works, resumed, forced, refused, reported."""
 
 import concurrent.futures
+import gc
 import logging
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import pytest
 import suffuse
 from data import clusters, curves, duplicated, unit
 from suffuse import blocks, offline
+from suffuse.arrays import map_array, write_array
 from suffuse.errors import BuildInterrupted, IndexExists, IndexMissing, InvalidInput, InvalidParams, SuffuseError
 from suffuse.offline import STAGES, build
 from suffuse.online import Index
@@ -620,6 +622,28 @@ def test_a_build_with_many_blocks_holds_few_files_open(features, expected, tmp_p
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert directory_bytes(tmp_path / "x.index") == expected["graph"]
+
+
+def test_threads_read_arrays_at_once_whatever_the_garbage_collector_does(tmp_path):
+    # numpy reads headers by `ast`, which Python 3.11 gets wrong if a collection lets another thread in.
+    def let_others_in(phase, info):
+        time.sleep(1e-4)
+
+    write_array(tmp_path / "x.npy", np.arange(10))
+    thresholds = gc.get_threshold()
+    gc.freeze()  # what the other tests left need not be looked at again and again
+    gc.callbacks.append(let_others_in)
+    lengths = []
+    try:
+        for threshold in range(3, 23):  # so that collections come at all moments of the parsing
+            gc.set_threshold(threshold)
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                lengths += pool.map(lambda _: len(map_array(tmp_path / "x.npy").array), range(150))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(let_others_in)
+        gc.unfreeze()
+    assert lengths == [10] * 3000
 
 
 def test_the_defaults_are_the_documented_ones(features, tmp_path):

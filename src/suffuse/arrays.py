@@ -7,6 +7,7 @@ import json
 import math
 import mmap
 import os
+import threading
 import tokenize
 import uuid
 from collections.abc import Iterable
@@ -22,6 +23,10 @@ from suffuse.errors import IndexBroken
 UNFINISHED = ".tmp"
 
 _HASH_BYTES = 1 << 20
+
+# numpy parses headers with `ast`, which is not safe in two threads at once if the garbage collector runs meanwhile:
+# SystemError, "AST constructor recursion depth mismatch" (Python 3.11; github.com/python/cpython/issues/106905).
+_HEADER_LOCK = threading.Lock()
 
 
 class Mapped(NamedTuple):
@@ -106,7 +111,8 @@ def map_array(path: Path) -> Mapped:
             version = np.lib.format.read_magic(stream)
             if version != (1, 0):
                 raise IndexBroken(f"{path.name} has .npy version {version}, expected (1, 0); build the index again")
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
+            with _HEADER_LOCK:
+                shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
             offset, size = stream.tell(), os.fstat(stream.fileno()).st_size
             count = math.prod(shape)
             expected = offset + dtype.itemsize * count

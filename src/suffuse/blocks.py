@@ -4,6 +4,7 @@ A working directory holds everything that tasks read and write:
 
     plan.json             parameters and fingerprints of the build
     index/                the future index; features.npy is there before the first task
+    search/KIND.faiss     an approximate index of the features, for the stages that search by it
     neighbors/START.npz   ids and sims of a block of rows
     graph/*.npy           alpha S, and summary.json
     columns/START.npz     columns of a block of rows
@@ -11,6 +12,7 @@ A working directory holds everything that tasks read and write:
 Each file appears whole or not at all, so a file that exists is a task that is done.
 """
 
+import functools
 import io
 import json
 from collections.abc import Sequence
@@ -20,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suffuse import approximate
 from suffuse.arrays import map_array, write_array, write_bytes, write_json
 from suffuse.diffusion import columns
 from suffuse.graph import Graph, affinity, summarize, transition
-from suffuse.neighbors import Neighbors, nearest_to_rows, one_thread
-from suffuse.params import Params
+from suffuse.neighbors import Find, Neighbors, nearest_to_rows, one_thread
+from suffuse.params import Params, Search
 
 
 def block_starts(n: int) -> Sequence[int]:
@@ -42,12 +45,51 @@ def block_path(work: Path, stage: str, start: int) -> Path:
     return work / stage / f"{start:010d}.npz"
 
 
-def neighbors_task(work: str, start: int, stop: int) -> None:
-    """k-NN of the rows start..stop against all."""
+def plan_difference(path: Path, plan: dict[str, Any]) -> str:
+    """Which parts of a plan differ from the plan in a file, in words; empty if none."""
+    try:
+        old = json.loads(path.read_bytes())
+    except ValueError:
+        old = None
+    if not isinstance(old, dict) or not isinstance(old.get("params"), dict):
+        return "content"
+    parts = [key for key in plan if key != "params" and old.get(key) != plan[key]]
+    before, after = old["params"], plan["params"]
+    parts += [f"{key} ({before.get(key)}, now {after[key]})" for key in after if before.get(key) != after[key]]
+    return ", ".join(parts)
+
+
+def search_results(work: Path, params: Params) -> dict[Path, Search]:
+    """The approximate indexes that a build needs, by file; stages that search by the same kind share one."""
+    used = {params.graph_search} | ({params.support_search} if params.support == "features" else set())
+    return {_search_path(work, search): search for search in sorted(used - {"exact"})}
+
+
+def _search_path(work: Path, search: Search) -> Path:
+    return work / "search" / f"{search}.faiss"
+
+
+def search_task(work: str, search: Search) -> None:
+    """The approximate index of all rows; one thread, so that the same rows give the same index."""
     directory = Path(work)
     features = map_array(directory / "index" / "features.npy").array
     with one_thread():
-        found = nearest_to_rows(features, start, stop, _params(directory).k)
+        approximate.write_index(_search_path(directory, search), features, search)
+
+
+def _find(directory: Path, search: Search, params: Params) -> Find:
+    if search == "exact":
+        return nearest_to_rows
+    index = approximate.read_index(_search_path(directory, search), search, params)
+    return functools.partial(approximate.nearest_to_rows, index)
+
+
+def neighbors_task(work: str, start: int, stop: int) -> None:
+    """k-NN of the rows start..stop against all."""
+    directory, params = Path(work), _params(Path(work))
+    features = map_array(directory / "index" / "features.npy").array
+    with one_thread():
+        found = _find(directory, params.graph_search, params)(features, start, stop, params.k)
     _write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)
 
 
@@ -59,11 +101,14 @@ def graph_task(work: str, n: int) -> None:
         # One file open at a time: a large build has more blocks than a process may have open files.
         return np.concatenate([np.load(block_path(directory, "neighbors", start))[name] for start in block_starts(n)])
 
-    s = transition(affinity(Neighbors(joined("ids"), joined("sims")), params.gamma))
+    lists = Neighbors(joined("ids"), joined("sims"))
+    s = transition(affinity(lists, params.gamma))
     alpha_s = s._replace(weights=params.alpha * s.weights)
     for name, array in alpha_s._asdict().items():
         write_array(directory / "graph" / f"{name}.npy", array)
-    write_json(directory / "graph" / "summary.json", summarize(s)._asdict())
+    # Hubs are near to everything; mutual edges hide them, the lists show them.
+    most_listed = int(np.bincount(lists.ids.ravel()).max())
+    write_json(directory / "graph" / "summary.json", {**summarize(s)._asdict(), "most_listed": most_listed})
 
 
 def columns_task(work: str, start: int, stop: int) -> None:
@@ -73,8 +118,9 @@ def columns_task(work: str, start: int, stop: int) -> None:
     features = map_array(directory / "index" / "features.npy").array
     owners_path = directory / "index" / "owners.npy"
     owners = map_array(owners_path).array if params.pool == "sum" and owners_path.exists() else None
+    find = _find(directory, params.support_search, params) if params.support == "features" else nearest_to_rows
     with one_thread():
-        block = columns(alpha_s, start, stop, params, features, owners)
+        block = columns(alpha_s, start, stop, params, features, owners, find)
     _write_npz(block_path(directory, "columns", start), **block._asdict())
 
 

@@ -3,26 +3,23 @@
 Heavy modules are imported inside the commands, so that --help answers at once.
 """
 
-import contextlib
 import functools
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suffuse import __version__
+from suffuse import __version__, research
 from suffuse.errors import InvalidParams, SuffuseError
 from suffuse.params import Params
+from suffuse.terminal import console, progress_bars
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from suffuse.offline import BuildSummary, Progress
+    from suffuse.offline import BuildSummary
     from suffuse.online import Hits, Index
 
 app = typer.Typer(
@@ -38,6 +35,10 @@ app = typer.Typer(
         "  suffuse search photos.index queries.npy"
     ),
 )
+
+app.command(rich_help_panel="For researchers")(research.evaluate)
+app.command(rich_help_panel="For researchers")(research.tune)
+app.add_typer(research.datasets, name="datasets", rich_help_panel="For researchers")
 
 _DEFAULTS = Params()
 # Queries that are searched at a time, so that the first answers of a long file come soon.
@@ -163,7 +164,7 @@ def build(
     items = None if names is None else load_items(names)
     if loaded.labels is not None and owners is None:
         items = with_labels(items, loaded.labels)
-    with _progress() as progress:
+    with progress_bars() as progress:
         summary = build_index(
             loaded.features,
             output,
@@ -256,7 +257,7 @@ def demo(
 
     from suffuse.demo import run
 
-    with _progress() as progress:
+    with progress_bars() as progress:
         results = run(output, progress)
     table = Table(title="200 held-out digits searched among 1,597")
     table.add_column("method")
@@ -265,51 +266,14 @@ def demo(
     for result in results:
         offline = f"{result.offline_seconds:.1f}" if result.offline_seconds else "-"
         table.add_row(result.method, f"{result.mean_average_precision:.1f}", f"{result.milliseconds:.2f}", offline)
-    _console(stderr=False).print(table)
+    console(stderr=False).print(table)
     typer.echo(f"The picture: {output / 'digits.png'}", err=True)
     typer.echo(f"Try it:      suffuse info {output / 'digits.index'}", err=True)
 
 
-def _console(*, stderr: bool) -> "Console":
-    from rich.console import Console
-
-    return Console(stderr=stderr, highlight=False)
-
-
-@contextlib.contextmanager
-def _progress() -> "Iterator[Progress]":
-    """A bar for each stage on stderr, with the time that is left."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    with Progress(
-        TextColumn("{task.description:<9}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=_console(stderr=True),
-    ) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks or (done == 0 and bars.tasks[tasks[stage]].finished):
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
-
-        yield report
-
-
 def _print_summary(summary: "BuildSummary") -> None:
     # Not wrapped: a path that is broken over two lines cannot be copied.
-    echo = functools.partial(_console(stderr=True).print, soft_wrap=True)
+    echo = functools.partial(console(stderr=True).print, soft_wrap=True)
     seconds = sum(summary.seconds.values())
     kind = "images" if summary.images == summary.elements else f"regions of {summary.images:,} images"
     echo(f"[bold]{summary.path}[/bold]: {summary.elements:,} {kind}, {summary.dimensions} dimensions")
@@ -338,7 +302,7 @@ def _print_table(index: "Index", hits: "Hits", first: int) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console = _console(stderr=False)
+    out = console(stderr=False)
     for number, (ids, scores) in enumerate(zip(hits.ids.tolist(), hits.scores.tolist(), strict=True)):
         table = Table(title=f"query {first + number}", title_justify="left", box=None, pad_edge=False)
         table.add_column("rank", justify="right")
@@ -347,7 +311,7 @@ def _print_table(index: "Index", hits: "Hits", first: int) -> None:
         table.add_column("name")
         for rank, (id, score) in enumerate(zip(ids, scores, strict=True), 1):
             table.add_row(str(rank), str(id), f"{score:.4f}", escape(index.items.name(id)))
-        console.print(table)
+        out.print(table)
 
 
 def _print_info(content: dict[str, Any]) -> None:
@@ -374,4 +338,4 @@ def _print_info(content: dict[str, Any]) -> None:
     }
     for name, text in rows.items():
         table.add_row(name, text)
-    _console(stderr=False).print(table)
+    console(stderr=False).print(table)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from suffuse.graph import Graph
 from suffuse.kernels.pool import pool_columns
 from suffuse.kernels.solve import solve_on_supports, solve_on_walks
-from suffuse.neighbors import Features, nearest_to_rows
+from suffuse.neighbors import Features, Find, nearest_to_rows
 from suffuse.params import Params
 
 # Steps of the walk that chooses a support; measured on Oxford5k, more change nothing (design.md).
@@ -31,10 +31,12 @@ def columns(
     params: Params,
     features: Features | None = None,
     owners: NDArray[np.int32] | None = None,
+    find: Find = nearest_to_rows,
 ) -> Columns:
     """c_i for i in start..stop: L_alpha[J, J] c = e_i on the support J of i, the largest `keep` entries.
 
-    `alpha_s` is alpha * S. `features` are the unit rows, needed for `support="features"` only.
+    `alpha_s` is alpha * S. `features` are the unit rows, needed for `support="features"` only,
+    and `find` is the search for its supports.
     With `owners`, the entries of an image's regions are summed, and rows are images.
     """
     count, n = stop - start, len(alpha_s.indptr) - 1
@@ -52,13 +54,28 @@ def columns(
     else:
         assert features is not None
         # The paper's NN_L, searched block by block so that n x L ids are never held at once.
-        supports = nearest_to_rows(features, start, stop, params.truncation).ids.view(np.uint32)
+        supports = find(features, start, stop, params.truncation).ids.view(np.uint32)
+        alpha_s, supports = _without_repeats(alpha_s, supports)
         solve_on_supports(supports, *alpha_s, params.iterations, params.tolerance, floor, *out)
     if owners is not None:
         rows, values, lengths = _pool(rows, values, lengths, owners, min(params.keep, solved))
     stored = np.arange(rows.shape[1]) < lengths[:, None]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     return Columns(indptr, rows[stored].view(np.int32), values[stored].astype(dtype), residuals)
+
+
+def _without_repeats(alpha_s: Graph, supports: NDArray[np.uint32]) -> tuple[Graph, NDArray[np.uint32]]:
+    """Supports (b, L) in which a further node, n, stands where an approximate search found nothing (`Neighbors`).
+
+    The graph gets that node, without edges: its entry of a column is zero, which is not stored.
+    """
+    repeated = supports == supports[:, :1]
+    repeated[:, 0] = False
+    if not repeated.any():
+        return alpha_s, supports
+    n = len(alpha_s.indptr) - 1
+    graph = alpha_s._replace(indptr=np.append(alpha_s.indptr, alpha_s.indptr[-1]))
+    return graph, np.where(repeated, np.uint32(n), supports)
 
 
 def _pool(

@@ -5,7 +5,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +23,18 @@ _SLOW_ARCHITECTURES = frozenset({"Prescott", "Core2", "Katmai", "Penryn", "Dunni
 
 
 class Neighbors(NamedTuple):
-    """The nearest elements of each row, the nearest first, ties by id."""
+    """The nearest elements of each row, the nearest first, ties by id.
+
+    Where an approximate search found fewer than k, the list of an element ends with the element itself, similarity 0:
+    an id that exists, and never an edge.
+    """
 
     ids: NDArray[np.int32]  # (m, k)
     sims: NDArray[np.float32]  # (m, k)
+
+
+# NN_k of the elements start..stop among all features: `nearest_to_rows`, or an approximate search in its place.
+Find = Callable[[Features, int, int, int], Neighbors]
 
 
 def nearest(queries: Features, features: Features, k: int) -> Neighbors:
@@ -60,7 +68,7 @@ def _nearest(queries: Features, features: Features, k: int, own_ids: NDArray[np.
     if own_ids is not None:
         missing = ~(ids == own_ids[:, None]).any(axis=1)
         ids[missing, -1] = own_ids[missing]
-    result = _ranked(queries, features, ids, k, own_ids)
+    result = ranked(queries, features, ids, k, own_ids)
     if proposed < n:
         # Four times the rounding error to be expected of a float32 sum of d products.
         slack = np.float32(4 * np.sqrt(dimensions) * np.finfo(np.float32).eps)
@@ -69,12 +77,12 @@ def _nearest(queries: Features, features: Features, k: int, own_ids: NDArray[np.
             floor = result.sims[row, -1] - slack
             everyone = np.flatnonzero(features @ queries[row] >= floor).astype(np.uint32)
             own = None if own_ids is None else own_ids[row : row + 1]
-            again = _ranked(queries[row : row + 1], features, everyone[None, :], k, own)
+            again = ranked(queries[row : row + 1], features, everyone[None, :], k, own)
             result.ids[row], result.sims[row] = again.ids[0], again.sims[0]
     return result
 
 
-def _ranked(
+def ranked(
     queries: Features, features: Features, ids: NDArray[np.uint32], k: int, own_ids: NDArray[np.uint32] | None
 ) -> Neighbors:
     """The k best of the proposed ids, by similarity, then by id."""

@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from suffuse import __version__
 from suffuse.arrays import UNFINISHED, map_array, sync_directory, write_array, write_blocks, write_bytes, write_json
-from suffuse.blocks import block_path, block_rows, block_starts, columns_task, graph_task, neighbors_task
+from suffuse.blocks import (
+    block_path,
+    block_rows,
+    block_starts,
+    columns_task,
+    graph_task,
+    neighbors_task,
+    plan_difference,
+    search_results,
+    search_task,
+)
 from suffuse.errors import BuildInterrupted, IndexExists, IndexProblem, InvalidInput, InvalidParams
 from suffuse.features import check_matrix, check_owners, learn_whitening, load, unit_blocks
 from suffuse.items import check_items, encode_items
@@ -37,6 +47,7 @@ logger = logging.getLogger(__name__)
 # Called with the stage's name, how many of its rows are done, and how many there are.
 Progress = Callable[[str, int, int], None]
 
+# Where neighbours are searched approximately, "search" comes after "features".
 STAGES = ("features", "neighbors", "graph", "columns", "index")
 
 
@@ -94,8 +105,10 @@ def build(
         with _working_directory(final, plan, force) as work, workers as pool:
             build_ = _Build(work, n, pool, progress or _silent)
             _write_inputs(build_, features, params, owners, items)
+            if searches := search_results(work, params):
+                build_.run_singly("search", search_task, searches)
             build_.run_blocks("neighbors", neighbors_task)
-            build_.run_graph()
+            build_.run_singly("graph", graph_task, {work / "graph" / "summary.json": n})
             build_.run_blocks("columns", columns_task)
             manifest = _assemble(build_, params, images)
             _publish(work, final, force)
@@ -165,13 +178,16 @@ class _Build:
                     done += pending[future]
                     self.progress(stage, done, self.n)
 
-    def run_graph(self) -> None:
-        """The one task that needs all neighbours."""
-        with self.stage("graph"):
-            (self.work / "graph").mkdir(exist_ok=True)
-            if not (self.work / "graph" / "summary.json").exists():
-                future = self.pool.submit(graph_task, str(self.work), self.n)
-                with _none_left_running([future]):
+    def run_singly(self, stage: str, task: Callable[[str, Any], None], results: dict[Path, Any]) -> None:
+        """Run a task that needs all rows: with each argument whose result, the last file it writes, is not there."""
+        with self.stage(stage):
+            (self.work / stage).mkdir(exist_ok=True)
+            pending: list[Future[None]] = []
+            with _none_left_running(pending):
+                for path, argument in results.items():
+                    if not path.exists():
+                        pending.append(self.pool.submit(task, str(self.work), argument))
+                for future in pending:
                     future.result()
 
 
@@ -260,11 +276,11 @@ def _working_directory(final: Path, plan: dict[str, Any], force: bool) -> Iterat
         _bring_back(final)
         _refuse_overwriting(final, force)  # again: another build may have ended before this one had the lock
         plan_path = work / "plan.json"
-        if plan_path.exists() and (changed := _difference(_read_plan(plan_path), plan)):
+        if plan_path.exists() and (changed := plan_difference(plan_path, plan)):
             logger.warning("%s holds an unfinished build with other %s: starting anew", work.name, changed)
             plan_path.unlink()
         if not plan_path.exists():
-            for name in ("index", "neighbors", "graph", "columns"):
+            for name in ("index", "search", "neighbors", "graph", "columns"):
                 _remove(work / name)
             write_json(plan_path, plan)
         (work / "index").mkdir(exist_ok=True)
@@ -287,23 +303,6 @@ def _lock(work: Path) -> Iterator[None]:
         except BlockingIOError:
             raise IndexExists(f"another process is building in {work}; wait for it, or choose another name") from None
         yield
-
-
-def _read_plan(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError:
-        return None
-
-
-def _difference(old: Any, new: dict[str, Any]) -> str:
-    """Which parts of two plans differ, in words; empty if none."""
-    if not isinstance(old, dict) or not isinstance(old.get("params"), dict):
-        return "content"
-    parts = [key for key in new if key != "params" and old.get(key) != new[key]]
-    before, after = old["params"], new["params"]
-    parts += [f"{key} ({before.get(key)}, now {after[key]})" for key in after if before.get(key) != after[key]]
-    return ", ".join(parts)
 
 
 def _write_inputs(

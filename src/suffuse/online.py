@@ -217,8 +217,8 @@ class Index:
         for q in np.flatnonzero(counts < top):
             first, last = query_ptr[q], query_ptr[q + 1]
             reached = hits.ids[q, : counts[q]]
-            # At most `counts` of the nearest are there already, so these are always enough.
-            ranking = self._plain(rows[first:last], np.array([0, last - first]), min(top + int(counts[q]), len(self)))
+            # At most `counts` of the `top` nearest are there already, so these are always enough.
+            ranking = self._plain(rows[first:last], np.array([0, last - first]), top)
             rest = ranking.ids[0][~np.isin(ranking.ids[0], reached)]
             hits.ids[q, counts[q] :] = rest[: top - counts[q]]
 

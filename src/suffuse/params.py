@@ -12,9 +12,10 @@ from suffuse.errors import InvalidParams
 Support = Literal["graph", "features"]
 ValueType = Literal["float16", "float32"]
 Pool = Literal["sum", "none"]
+Search = Literal["exact", "ivfadc", "hnsw"]
 
 # What indexes were like before a parameter existed: their manifests do not name it.
-_BEFORE = {"pool": "none"}
+_BEFORE = {"pool": "none", "graph_search": "exact", "support_search": "exact", "probes": 32, "ef": 128}
 
 # Column ids are stored as int32, so no support can hold more elements than that.
 LARGEST_COUNT = 2**31 - 1
@@ -36,6 +37,10 @@ class Params:
     whiten_power  0 only rotates and cuts, 1 whitens fully
     values      how column entries are stored
     pool        of a regional index: "sum" stores columns summed over the regions of each image, "none" as they are
+    graph_search    how the k-NN lists of the graph are found: "exact", "ivfadc" (the paper's) or "hnsw"
+    support_search  the same for the L-NN of support="features"
+    probes      cells that IVFADC visits, of round(sqrt(n)); more find more
+    ef          candidates that HNSW keeps while it searches, k at least; more find more
     """
 
     k: int = 50
@@ -50,6 +55,10 @@ class Params:
     whiten_power: float = 1.0
     values: ValueType = "float16"
     pool: Pool = "sum"
+    graph_search: Search = "exact"
+    support_search: Search = "exact"
+    probes: int = 32
+    ef: int = 128
 
     def __post_init__(self) -> None:
         _whole("k", self.k, least=2)
@@ -65,6 +74,10 @@ class Params:
         _between("whiten_power", self.whiten_power, 0.0, 1.0)
         _one_of("values", self.values, ("float16", "float32"))
         _one_of("pool", self.pool, ("sum", "none"))
+        _one_of("graph_search", self.graph_search, ("exact", "ivfadc", "hnsw"))
+        _one_of("support_search", self.support_search, ("exact", "ivfadc", "hnsw"))
+        _whole("probes", self.probes, least=1)
+        _whole("ef", self.ef, least=1)
         for field in dataclasses.fields(self):
             # numpy's numbers are welcome, but a manifest holds plain ones.
             value = getattr(self, field.name)

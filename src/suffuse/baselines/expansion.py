@@ -33,7 +33,7 @@ def augment_database(features: Features, neighbors: Neighbors, expand: int = 10,
 
     `neighbors` are the lists of the graph, (n, k) with k > expand, in which each element comes first itself.
     """
-    augmented = np.empty_like(features)
+    augmented = np.empty(features.shape, np.float32)
     for start in range(0, len(features), _BLOCK_ROWS):
         rows = slice(start, start + _BLOCK_ROWS)
         others = Neighbors(neighbors.ids[rows, 1 : expand + 1], neighbors.sims[rows, 1 : expand + 1])
@@ -42,7 +42,8 @@ def augment_database(features: Features, neighbors: Neighbors, expand: int = 10,
 
 
 def _expanded(rows: Features, features: Features, others: Neighbors, alpha: float) -> Features:
-    weights = np.maximum(others.sims, 0) ** np.float32(alpha)  # 0 ** 0 = 1: AQE counts every neighbour
+    # 0 ** 0 = 1: AQE counts every neighbour.
+    weights = (np.maximum(others.sims, 0).astype(np.float64) ** alpha).astype(np.float32)
     sums = rows + (weights[:, :, None] * features[others.ids]).sum(axis=1)
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)
     # A row that its neighbours cancel out has no direction any more: it stays what it was.

@@ -1,50 +1,18 @@
 """Regional search without diffusion: R-match, with and without query expansion."""
 
-import functools
 import itertools
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.baselines.expansion import expand_queries
 from suffuse.baselines.ranking import Ranking, by_score
-from suffuse.matching import match_regions
+from suffuse.matching import Regions, match_regions
 from suffuse.neighbors import Features
 
-
-class Members(NamedTuple):
-    """The regions of some images, image after image."""
-
-    images: NDArray[np.int64]  # (i,), those that have any
-    starts: NDArray[np.int64]  # (i,), where the regions of each begin
-    rows: NDArray[np.int64]  # (r,), the regions
-
-
-@dataclass(frozen=True, eq=False)
-class Regions:
-    """The regions of a gallery: unit rows (n, d), the image of each (n,), and how many images there are."""
-
-    features: Features
-    owners: NDArray[np.int32]
-    images: int
-
-    @functools.cached_property
-    def _grouped(self) -> Members:
-        """All images, also those without regions."""
-        sizes = np.bincount(self.owners, minlength=self.images)
-        order = np.argsort(self.owners, kind="stable")
-        return Members(np.arange(self.images), np.concatenate([[0], np.cumsum(sizes)]), order)
-
-    def members(self, images: NDArray[np.integer]) -> Members:
-        """The regions of the given images, in the order of their ids."""
-        _, ptr, order = self._grouped
-        chosen = np.sort(images)
-        chosen = chosen[ptr[chosen + 1] > ptr[chosen]]
-        sizes = ptr[chosen + 1] - ptr[chosen]
-        starts = np.cumsum(sizes) - sizes
-        return Members(chosen, starts, order[np.repeat(ptr[chosen] - starts, sizes) + np.arange(sizes.sum())])
+# `Regions` is what these methods are made of, hence found here too.
+__all__ = ["RMatch", "RMatchExpansion", "Regions", "r_match", "r_match_aqe"]
 
 
 def r_match(query_regions: Features, query_ptr: NDArray[np.int64], gallery: Regions, top: int) -> Ranking:

@@ -37,7 +37,7 @@ def _normalize_block(block, alpha):
 
 @helper
 def _solve(block, iterations, tolerance, y, x):
-    """Solve (I - W) x = y for the block W = alpha S by conjugate gradient, from x = 0, until |residual| <= tolerance |y|.
+    """Solve (I - alpha S) x = y by conjugate gradient, from x = 0, until |residual| <= tolerance |y|.
 
     Unlike in `solve`, where y is a unit vector, it is any vector here, hence the tolerance is relative.
     """
