@@ -35,12 +35,17 @@ def test_products_of_pairs_equal_the_sum_of_products(seed, d):
     np.testing.assert_array_equal(out, np.take_along_axis(reference.similarities(queries, features), ids, axis=1))
 
 
-def test_products_of_pairs_are_summed_in_float64():
-    features = np.array([[1.0, 1.0, 1.0]], np.float32)
-    queries = np.array([[2.0**24, 1.0, -(2.0**24)]], np.float32)
+@pytest.mark.parametrize(
+    ("query", "feature", "expected"),
+    [
+        ([2.0**24, 1, -(2.0**24)], [1, 1, 1], 1.0),
+        ([1 + 2.0**-12, 1], [1 + 2.0**-12, -(1 + 2.0**-11)], 2.0**-24),
+    ],
+)
+def test_products_of_pairs_are_multiplied_and_summed_in_float64(query, feature, expected):
     out = np.empty((1, 1), np.float32)
-    dot_pairs(queries, features, np.zeros((1, 1), np.uint32), out)
-    assert out[0, 0] == 1.0
+    dot_pairs(np.array([query], np.float32), np.array([feature], np.float32), np.zeros((1, 1), np.uint32), out)
+    assert out[0, 0] == expected
 
 
 def test_a_product_is_the_same_to_the_bit_from_both_sides_and_in_every_batch():

@@ -86,7 +86,7 @@ def test_without_truncation_search_is_exact_diffusion(tmp_path, support, seeds):
     features, queries = clusters(rng, N, D, spread=0.8), clusters(rng, 6, D, spread=2.0)
     index = build_and_open(features, tmp_path, dataclasses.replace(WHOLE, support=support))
     columns = exact_columns(features, WHOLE)
-    hits = index.search(queries, top=N, seeds=seeds)
+    hits = index.search(queries, top=N, seeds=seeds, refine=0)
     for q in range(6):
         f = reference.diffuse(queries[q : q + 1], features, columns, min(seeds, N), WHOLE.gamma)
         reached = np.flatnonzero(f > 1e-6)
@@ -101,7 +101,7 @@ def test_search_is_the_weighted_sum_of_the_stored_columns(tmp_path, gallery, val
     index = build_and_open(gallery, tmp_path, dataclasses.replace(SHORT, values=values))
     queries = scattered(np.random.default_rng(1), 8, D)
     columns = stored_columns(index)
-    hits = index.search(queries, top=7, seeds=4)
+    hits = index.search(queries, top=7, seeds=4, refine=0)
     for q in range(8):
         f = reference.diffuse(queries[q : q + 1], gallery, columns, 4, SHORT.gamma)
         expected = reference.largest(f, 7)
@@ -115,7 +115,7 @@ def test_gamma_weighs_the_seeds(tmp_path, gallery):
         (tmp_path / str(gamma)).mkdir()
         index = build_and_open(gallery, tmp_path / str(gamma), dataclasses.replace(SHORT, gamma=gamma))
         f = reference.diffuse(query, gallery, stored_columns(index), 10, gamma)
-        assert index.search(query, top=1).scores[0, 0] == pytest.approx(f.max(), rel=1e-6)
+        assert index.search(query, top=1, refine=0).scores[0, 0] == pytest.approx(f.max(), rel=1e-6)
 
 
 def test_seeds_with_negative_similarity_have_no_weight(tmp_path):
@@ -277,12 +277,20 @@ def test_the_score_of_an_image_is_the_sum_over_its_regions(regional_index, galle
         assert not hits.scores[q, len(expected) :].any()
 
 
+def test_there_may_be_more_seeds_than_images(regional_index, gallery):
+    region = scattered(np.random.default_rng(8), 1, D)
+    hits = regional_index.search(region, top=10, seeds=40)
+    f = reference.diffuse(region, gallery, stored_columns(regional_index), 40, SHORT.gamma, OWNERS, 28)
+    assert hits.ids[0].tolist() == reference.largest(f, 10)
+    np.testing.assert_allclose(hits.scores[0], np.sort(f)[::-1][:10], rtol=1e-6)
+
+
 def test_without_truncation_regions_diffuse_exactly(tmp_path):
     rng = np.random.default_rng(4)
     features, regions = clusters(rng, N, D, spread=0.8), clusters(rng, 5, D, spread=2.0)
     index = build_and_open(features, tmp_path, WHOLE, owners=OWNERS)
     f = reference.diffuse(regions, features, exact_columns(features, WHOLE), 10, WHOLE.gamma, OWNERS, 25)
-    hits = index.search(regions, top=25, owners=np.zeros(5, int))
+    hits = index.search(regions, top=25, owners=np.zeros(5, int), refine=0)
     assert hits.ids[0].tolist() == np.argsort(-f).tolist()
     np.testing.assert_allclose(hits.scores[0], np.sort(f)[::-1], rtol=1e-4)
 
@@ -315,8 +323,8 @@ def test_similarities_are_the_same_in_blocks(regional_index, monkeypatch):
 
 def test_a_query_of_several_vectors_searches_an_index_of_images(short_index, gallery):
     regions, owners = grouped(np.random.default_rng(8), [3, 2])
-    diffused = short_index.search(regions, top=N, seeds=4, owners=owners)
-    plain = short_index.search(regions, top=N, method="knn", owners=owners)
+    diffused = short_index.search(regions, top=N, seeds=4, owners=owners, refine=0)
+    plain = short_index.search(regions, top=N, method="knn", owners=owners, refine=0)
     for q in range(2):
         f = reference.diffuse(regions[owners == q], gallery, stored_columns(short_index), 4, SHORT.gamma)
         expected = reference.largest(f, N)
@@ -455,18 +463,18 @@ def damage(path, change):
 
 
 @pytest.mark.parametrize(
-    ("file", "position", "value", "message"),
+    ("file", "position", "value", "seed", "message"),
     [
-        ("rows.npy", 0, N, "rows.npy or owners.npy holds ids that do not exist"),
-        ("rows.npy", 0, -1, "rows.npy or owners.npy holds ids that do not exist"),
-        ("owners.npy", slice(None), 10**6, "rows.npy or owners.npy holds ids that do not exist"),
-        ("indptr.npy", 1, 10**9, "indptr.npy points outside the columns"),
-        ("indptr.npy", 1, -5, "indptr.npy points outside the columns"),
-        ("indptr.npy", 40, 3, "indptr.npy points outside the columns"),
+        ("rows.npy", 0, N, 0, "rows.npy or owners.npy holds ids that do not exist"),
+        ("rows.npy", 0, -1, 0, "rows.npy or owners.npy holds ids that do not exist"),
+        ("owners.npy", slice(None), 10**6, 0, "rows.npy or owners.npy holds ids that do not exist"),
+        ("indptr.npy", 1, 10**9, 0, "indptr.npy points outside the columns"),
+        ("indptr.npy", 1, -5, 1, "indptr.npy points outside the columns"),
+        ("indptr.npy", 40, 3, 39, "indptr.npy points outside the columns"),
     ],
 )
-def test_damaged_columns_are_noticed_and_not_followed(tmp_path, gallery, file, position, value, message):
+def test_damaged_columns_are_noticed_and_not_followed(tmp_path, gallery, file, position, value, seed, message):
     build_and_open(gallery, tmp_path, REGIONS, owners=OWNERS)
     damage(tmp_path / "test.index" / file, lambda array: array.__setitem__(position, value))
     with pytest.raises(IndexBroken, match=message):
-        Index.open(tmp_path / "test.index").search(gallery, seeds=N)
+        Index.open(tmp_path / "test.index").search(gallery[seed : seed + 1], seeds=1)

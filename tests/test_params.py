@@ -60,6 +60,15 @@ EXPONENT = "a number above 0 and at most 100"
         ("whiten_power", -0.1, CLOSED_UNIT),
         ("whiten_power", 1.1, CLOSED_UNIT),
         ("values", "float64", "'float16' or 'float32'"),
+        ("pool", "max", "'sum' or 'none'"),
+        ("graph_search", "approximate", "'exact' or 'ivfadc' or 'hnsw'"),
+        ("graph_search", None, "'exact' or 'ivfadc' or 'hnsw'"),
+        ("support_search", "IVFADC", "'exact' or 'ivfadc' or 'hnsw'"),
+        ("probes", 0, COUNT_OF_1),
+        ("probes", True, COUNT_OF_1),
+        ("probes", 1.5, COUNT_OF_1),
+        ("ef", 0, COUNT_OF_1),
+        ("ef", "128", COUNT_OF_1),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -81,7 +90,7 @@ def test_a_refusal_is_a_suffuse_error_and_a_value_error():
         ("k", 2),
         ("k", LARGEST_COUNT),
         ("alpha", 1e-9),
-        ("alpha", 1 - 1e-9),
+        ("alpha", 1 - 1 / 65000),  # nearer to 1, columns outgrow float16
         ("gamma", 100),
         ("whiten", None),
         ("whiten", 1),
@@ -92,10 +101,20 @@ def test_a_refusal_is_a_suffuse_error_and_a_value_error():
         ("iterations", 1),
         ("values", "float32"),
         ("support", "features"),
+        ("graph_search", "ivfadc"),
+        ("support_search", "hnsw"),
+        ("probes", 1),
+        ("ef", 1),
     ],
 )
 def test_the_edge_of_each_range_is_accepted(name, value):
     assert getattr(Params(**{name: value}), name) == value
+
+
+def test_columns_that_outgrow_float16_need_float32():
+    with pytest.raises(InvalidParams, match="values must be 'float32' for alpha 0.99999, .* got 'float16'"):
+        Params(alpha=0.99999)
+    assert Params(alpha=0.99999, values="float32").alpha == 0.99999
 
 
 @st.composite
@@ -105,7 +124,7 @@ def parameters(draw):
     share = st.floats(0.0, 1.0, exclude_min=True, exclude_max=True)
     wide = {
         "k": draw(count),
-        "alpha": draw(share),
+        "alpha": draw(st.floats(0.0, 0.9999, exclude_min=True)),
         "gamma": draw(st.floats(0.1, 100.0)),
         "truncation": draw(count),
         "keep": draw(count),
@@ -113,6 +132,8 @@ def parameters(draw):
         "tolerance": draw(share),
         "whiten": draw(count),
         "whiten_power": draw(st.floats(0.0, 1.0)),
+        "probes": draw(count),
+        "ef": draw(count),
     }
     if draw(st.booleans()):
         whole = draw(st.sampled_from([np.int16, np.int64, np.uint16]))
@@ -120,6 +141,9 @@ def parameters(draw):
     texts = {
         "support": draw(st.sampled_from(["graph", "features"])),
         "values": draw(st.sampled_from(["float16", "float32"])),
+        "pool": draw(st.sampled_from(["sum", "none"])),
+        "graph_search": draw(st.sampled_from(["exact", "ivfadc", "hnsw"])),
+        "support_search": draw(st.sampled_from(["exact", "ivfadc", "hnsw"])),
     }
     whiten = {} if draw(st.booleans()) else {"whiten": None}
     return wide | texts | whiten
@@ -141,16 +165,29 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
 
 
 def test_an_unknown_name_is_refused_and_the_known_ones_are_listed():
-    with pytest.raises(InvalidParams, match="unknown parameter 'kk'; known are: alpha, gamma, iterations, k, keep"):
+    with pytest.raises(
+        InvalidParams, match="unknown parameter 'kk'; known are: alpha, ef, gamma, graph_search, iterations, k, keep"
+    ):
         Params.from_dict(Params().to_dict() | {"kk": 3})
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Params)])
+# Parameters that came later, with the values that describe the indexes from before.
+LATER = {"pool": "none", "graph_search": "exact", "support_search": "exact", "probes": 32, "ef": 128}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Params) if field.name not in LATER])
 def test_a_missing_name_is_an_error_and_not_a_default(name):
     values = Params().to_dict()
     del values[name]
     with pytest.raises(InvalidParams, match=f"parameter '{name}' is missing"):
         Params.from_dict(values)
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_parameter_that_came_later_describes_the_indexes_from_before(name):
+    values = Params().to_dict()
+    del values[name]
+    assert getattr(Params.from_dict(values), name) == LATER[name]
 
 
 def test_from_dict_checks_the_values_too():
@@ -182,4 +219,9 @@ def test_the_defaults_are_the_ones_that_the_documentation_promises():
         "whiten": None,
         "whiten_power": 1.0,
         "values": "float16",
+        "pool": "sum",
+        "graph_search": "exact",
+        "support_search": "exact",
+        "probes": 32,
+        "ef": 128,
     }

@@ -11,6 +11,7 @@ import suffuse
 from data import clusters
 from suffuse import Index, IndexBroken, InvalidParams, Params
 from suffuse.kernels.pool import pool_columns
+from suffuse.neighbors import nearest
 
 WHOLE = Params(k=8, truncation=90, keep=90, values="float32")
 OWNERS = np.random.default_rng(1).integers(0, 30, 90)
@@ -59,8 +60,8 @@ def test_the_kernel_sums_by_image_and_keeps_the_largest(seed, images, keep):
 def test_pooled_before_storing_or_when_searching_is_the_same(indexes, regions):
     rng = np.random.default_rng(5)
     queries, owners = regions[rng.integers(0, 90, 12)] + 0.05 * rng.standard_normal((12, 12)), np.arange(12) % 4
-    late = indexes["none"].search(queries, top=30, seeds=5, owners=owners)
-    early = indexes["sum"].search(queries, top=30, seeds=5, owners=owners)
+    late = indexes["none"].search(queries, top=30, seeds=5, owners=owners, refine=0)
+    early = indexes["sum"].search(queries, top=30, seeds=5, owners=owners, refine=0)
     np.testing.assert_array_equal(early.ids, late.ids)
     np.testing.assert_allclose(early.scores, late.scores, rtol=1e-5)
 
@@ -106,6 +107,39 @@ def test_images_may_outnumber_regions(regions, tmp_path):
     assert index.search(regions[:3], method="knn").ids[:, 0].tolist() == [50, 51, 52]
 
 
-def test_a_second_look_is_refused_for_regions(indexes, regions):
+def image_vectors_slowly(index):
+    """Row j is sqrt(sum of the columns of the regions of image j)."""
+    stored, columns = index._stored, np.zeros((90, 30))
+    for region in range(90):
+        places = slice(stored.indptr[region], stored.indptr[region + 1])
+        columns[region, stored.rows.array[places]] = stored.values.array[places]
+    sums = np.zeros((30, 30))
+    np.add.at(sums, OWNERS, columns)
+    return columns, np.sqrt(sums)
+
+
+def test_image_vectors_are_roots_of_sums_over_regions(indexes):
+    stored = indexes["sum"]._stored.images
+    _, expected = image_vectors_slowly(indexes["sum"])
+    found = np.zeros((30, 30))
+    for image in range(30):
+        places = slice(stored.indptr[image], stored.indptr[image + 1])
+        found[image, stored.rows[places]] = stored.values[places]
+        assert (np.diff(stored.values[places]) <= 0).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_second_look_at_images_compares_the_roots(indexes, regions):
+    index, (columns, roots) = indexes["sum"], image_vectors_slowly(indexes["sum"])
+    queries, owners = regions[[3, 40, 7]], np.array([0, 0, 0])
+    hits = index.search(queries, top=30, seeds=4, owners=owners, refine=30)
+    found = nearest(index.prepare(queries), index.features, 4)
+    f = np.sqrt((np.maximum(found.sims, 0).ravel().astype(float) ** 3) @ columns[found.ids.ravel()])
+    cosines = roots @ f / np.linalg.norm(f) / np.maximum(np.linalg.norm(roots, axis=1), 1e-30)
+    reached = hits.ids[0][hits.scores[0] > 0]
+    np.testing.assert_allclose(hits.scores[0, : len(reached)], cosines[reached], rtol=1e-4)
+
+
+def test_a_second_look_is_refused_where_columns_are_not_pooled(indexes, regions):
     with pytest.raises(InvalidParams, match="refine must be 0"):
-        indexes["sum"].search(regions[:1], refine=5)
+        indexes["none"].search(regions[:1], refine=5)

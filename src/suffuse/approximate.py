@@ -51,7 +51,7 @@ def write_index(path: Path, features: Features, search: Search) -> None:
 
 
 def read_index(path: Path, search: Search, params: Params) -> Any:
-    """Open an approximate index, its data memory-mapped where faiss can, to search as wide as the parameters say."""
+    """Open an approximate index to search as wide as the parameters say, its data memory-mapped where faiss can."""
     faiss = load_faiss()
     # faiss maps the lists of IVFADC with one flag, and the arrays of HNSW with another that came later.
     flag = faiss.IO_FLAG_MMAP if search == "ivfadc" else getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
@@ -75,8 +75,13 @@ def nearest_to_rows(index: Any, features: Features, start: int, stop: int, k: in
     """
     queries, features = np.ascontiguousarray(features[start:stop]), np.ascontiguousarray(features)
     k, own = min(k, len(features)), np.arange(start, stop, dtype=np.uint32)[:, None]
-    proposed = [index.search(queries[first : first + _BATCH], k)[1] for first in range(0, len(queries), _BATCH)]
-    found = np.concatenate([np.empty((0, k), np.int64), *proposed])
+    faiss, wide = load_faiss(), None
+    if isinstance(index, faiss.IndexHNSW):
+        # With fewer candidates than k, faiss stops early and returns half a list.
+        wide = faiss.SearchParametersHNSW(efSearch=max(index.hnsw.efSearch, k))
+    found = np.empty((len(queries), k), np.int64)
+    for first in range(0, len(queries), _BATCH):
+        found[first : first + _BATCH] = index.search(queries[first : first + _BATCH], k, params=wide)[1]
     ids = np.where(found < 0, own, found).astype(np.uint32)
     lost = ~(ids == own).any(axis=1)
     ids[lost, -1] = own[lost, 0]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from suffuse import approximate
 from suffuse.arrays import map_array, write_array, write_bytes, write_json
-from suffuse.diffusion import columns
+from suffuse.diffusion import ImageVectors, columns, image_vectors
 from suffuse.graph import Graph, affinity, summarize, transition
 from suffuse.neighbors import Find, Neighbors, nearest_to_rows, one_thread
 from suffuse.params import Params, Search
@@ -106,8 +106,9 @@ def graph_task(work: str, n: int) -> None:
     alpha_s = s._replace(weights=params.alpha * s.weights)
     for name, array in alpha_s._asdict().items():
         write_array(directory / "graph" / f"{name}.npy", array)
-    # Hubs are near to everything; mutual edges hide them, the lists show them.
-    most_listed = int(np.bincount(lists.ids.ravel()).max())
+    # Hubs are near to everything; mutual edges hide them, the lists show them. Each element lists itself, once.
+    others = lists.ids[:, 1:][lists.ids[:, 1:] != lists.ids[:, :1]]
+    most_listed = 1 + int(np.bincount(others, minlength=1).max())
     write_json(directory / "graph" / "summary.json", {**summarize(s)._asdict(), "most_listed": most_listed})
 
 
@@ -122,6 +123,15 @@ def columns_task(work: str, start: int, stop: int) -> None:
     with one_thread():
         block = columns(alpha_s, start, stop, params, features, owners, find)
     _write_npz(block_path(directory, "columns", start), **block._asdict())
+
+
+def image_task(work: str, images: int) -> None:
+    """The vectors of images that the second look compares with, from the finished columns of a regional index."""
+    index, keep = Path(work) / "index", _params(Path(work)).keep
+    pooled = ImageVectors(*(map_array(index / f"{name}.npy").array for name in ImageVectors._fields))
+    vectors = image_vectors(pooled, map_array(index / "owners.npy").array, images, keep)
+    for name, array in vectors._asdict().items():
+        write_array(index / f"image_{name}.npy", array)
 
 
 def _params(directory: Path) -> Params:

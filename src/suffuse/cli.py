@@ -52,6 +52,14 @@ class SupportChoice(StrEnum):
     features = "features"
 
 
+class SearchChoice(StrEnum):
+    """How neighbours are found while building."""
+
+    exact = "exact"
+    ivfadc = "ivfadc"
+    hnsw = "hnsw"
+
+
 class ValuesChoice(StrEnum):
     """How column entries are stored."""
 
@@ -144,6 +152,14 @@ def build(
     values: Annotated[ValuesChoice, typer.Option(help="How entries are stored.")] = ValuesChoice.float16,
     iterations: Annotated[int, typer.Option(help="Most steps of conjugate gradient.")] = _DEFAULTS.iterations,
     tolerance: Annotated[float, typer.Option(help="Residual at which a column is solved.")] = _DEFAULTS.tolerance,
+    graph_search: Annotated[
+        SearchChoice, typer.Option(help="How the neighbours in the graph are found; all but exact miss some.")
+    ] = SearchChoice.exact,
+    support_search: Annotated[
+        SearchChoice, typer.Option(help="How the L nearest of --support features are found.")
+    ] = SearchChoice.exact,
+    probes: Annotated[int, typer.Option(help="Cells that ivfadc visits; more find more.")] = _DEFAULTS.probes,
+    ef: Annotated[int, typer.Option("--ef", help="Candidates that hnsw keeps; more find more.")] = _DEFAULTS.ef,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Threads to use.", show_default="all cores")] = None,
     transpose: Annotated[bool, typer.Option("--transpose", help="FEATURES has one column per image.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an index that is already there.")] = False,
@@ -155,6 +171,7 @@ def build(
     params = Params(
         k=k, alpha=alpha, gamma=gamma, support=support.value, truncation=truncation, keep=keep,
         iterations=iterations, tolerance=tolerance, whiten=whiten, whiten_power=whiten_power, values=values.value,
+        graph_search=graph_search.value, support_search=support_search.value, probes=probes, ef=ef,
     )  # fmt: skip
     from suffuse.features import load, load_owners
     from suffuse.items import load_items, with_labels
@@ -190,6 +207,10 @@ def search(
     ] = None,
     top: Annotated[int, typer.Option(help="Images to return for each query.")] = 10,
     seeds: Annotated[int, typer.Option(help="Nearest elements of a query to start from.")] = 10,
+    refine: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Hits that get a second look; 0 for none.", show_default="500 where possible"),
+    ] = None,
     method: Annotated[MethodChoice, typer.Option(help="Ranking: diffusion, or plain cosine.")] = MethodChoice.diffusion,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per query and line.")] = False,
     transpose: Annotated[bool, typer.Option("--transpose", help="QUERIES has one column per query.")] = False,
@@ -206,7 +227,9 @@ def search(
     batch = len(rows) if query_owners is not None else _BATCH  # the regions of a query belong together
     first = 0
     for start in range(0, len(rows), batch):
-        hits = opened.search(rows[start : start + batch], top, seeds, method=method.value, owners=query_owners)
+        hits = opened.search(
+            rows[start : start + batch], top, seeds, method=method.value, refine=refine, owners=query_owners
+        )
         show = _print_json if as_json else _print_table
         show(opened, hits, first)
         first += len(hits.ids)

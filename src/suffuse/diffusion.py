@@ -1,15 +1,18 @@
 """Columns of the inverse of L_alpha = I - alpha S, each solved on its own support (late truncation)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.graph import Graph
-from suffuse.kernels.pool import pool_columns
+from suffuse.kernels.pool import pool_columns, pool_images
 from suffuse.kernels.solve import solve_on_supports, solve_on_walks
 from suffuse.neighbors import Features, Find, nearest_to_rows
 from suffuse.params import Params
+
+# Images whose vectors are summed at a time.
+_IMAGE_BLOCK = 1024
 
 # Steps of the walk that chooses a support; measured on Oxford5k, more change nothing (design.md).
 WALK_STEPS = 8
@@ -91,3 +94,34 @@ def _pool(
     images = int(owners.max()) + 1
     pool_columns(rows, values, lengths, owners.view(np.uint32), images, pooled_rows, pooled_values, pooled_lengths)
     return pooled_rows, pooled_values, pooled_lengths
+
+
+class ImageVectors(NamedTuple):
+    """For each image of a regional index, the root of the sum of its regions' columns, largest entries first."""
+
+    indptr: NDArray[np.int64]  # (images + 1,)
+    rows: NDArray[np.int32]
+    values: NDArray[np.float16] | NDArray[np.float32]
+
+
+def image_vectors(pooled: ImageVectors, owners: NDArray[np.int32], images: int, keep: int) -> ImageVectors:
+    """v_j = sqrt(sum of the pooled columns of the regions of image j), its largest `keep` entries.
+
+    `pooled` are the columns of all regions over images, (n + 1,) and entries.
+    """
+    values = pooled.values.view(np.uint16) if pooled.values.dtype == np.float16 else pooled.values
+    members = np.argsort(owners, kind="stable")
+    group_ptr = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=images))])
+    parts: list[tuple[NDArray[Any], ...]] = []
+    for start in range(0, images, _IMAGE_BLOCK):
+        count, width = min(_IMAGE_BLOCK, images - start), min(keep, images)
+        rows, roots = np.empty((count, width), np.uint32), np.empty((count, width), np.float32)
+        lengths = np.empty(count, np.int64)
+        block_ptr = group_ptr[start : start + count + 1]
+        pool_images(
+            pooled.indptr, pooled.rows.view(np.uint32), values, block_ptr, members, images, rows, roots, lengths
+        )
+        stored = np.arange(width) < lengths[:, None]
+        parts.append((lengths, rows[stored].view(np.int32), roots[stored].astype(pooled.values.dtype)))
+    lengths, rows_, values_ = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return ImageVectors(np.concatenate([[0], np.cumsum(lengths)]), rows_, values_)

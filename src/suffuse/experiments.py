@@ -3,10 +3,12 @@
 `suffuse.report` makes tables, figures and the page from these files alone, so they can be made again without measuring.
 """
 
+import functools
 import importlib.metadata
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -14,16 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from suffuse import __version__
+from suffuse import __version__, approximate
 from suffuse.advice import advise
 from suffuse.arrays import write_json
-from suffuse.comparison import Result, compare, pick, queries_of
+from suffuse.comparison import Result, compare, median_milliseconds, pick, queries_of
 from suffuse.datasets import Dataset
-from suffuse.errors import SuffuseError
 from suffuse.evaluation import Judgement
 from suffuse.methods import METHODS, Setting, Workshop, available, prepare
+from suffuse.neighbors import Features, nearest_to_rows, one_thread
 from suffuse.offline import Progress
+from suffuse.params import Params, Search
 from suffuse.report import APPROXIMATE, QUERIES, TABLE, TRUNCATION, render
 
 Report = Callable[[str], None]
@@ -36,8 +40,12 @@ _TRUNCATED = ("online-early", "online-late", "features", "graph")
 # An eigen-decomposition and 20 regions per image are most of the time of a full run.
 _NOT_QUICK = ("spectral",)
 # Cells probed by IVFADC, and candidates held by HNSW, from rough to nearly exact.
-PROBES, QUICK_PROBES = (1, 2, 4, 8, 16, 32), (1, 4, 16)
-EFS, QUICK_EFS = (16, 32, 64, 128, 256), (32, 128)
+PROBES, QUICK_PROBES = (1, 2, 4, 8, 16, 32, 64), (1, 8)
+EFS, QUICK_EFS = (16, 64, 256, 1024), (64,)
+# Elements whose search is timed; the time of all is a multiple of theirs.
+_TIMED_ROWS = 1024
+# Times per query are taken in so many more rounds.
+_ROUNDS = 4
 SHOWN_QUERIES, SHOWN_HITS = 10, 10
 
 # Table 1 of Yang et al. by data set and method. Empty: no text of that table could be checked against its source.
@@ -70,12 +78,14 @@ def reproduce(
     head = header(dataset, setting, quick, command)
     with tempfile.TemporaryDirectory(prefix="suffuse-", ignore_cleanup_errors=True) as work:
         shop = Workshop(dataset, setting, _made(Path(work) / "table"), progress)
-        results = compare(shop, _names(dataset, quick), lambda name: say(f"table 1: {name}"))
+        results = compare(shop, _names(dataset, quick), functools.partial(_say, say, "table 1"))
+        say("table 1: times, in turn")
+        results = steadied([(shop, results)])
         write_json(folder / TABLE, {**head, **measure_table(shop, results)})
         write_json(folder / QUERIES, {**head, **measure_queries(shop, results)})
         rows = measure_truncation(shop, results, truncations(len(dataset.features), quick), say)
         write_json(folder / TRUNCATION, {**head, "rows": rows})
-        rows = measure_approximate(shop, QUICK_PROBES if quick else PROBES, QUICK_EFS if quick else EFS, say)
+        rows = measure_approximate(shop, quick, say)
         write_json(folder / APPROXIMATE, {**head, "rows": rows})
     say("tables, figures and the page")
     return render(folder, dataset.thumbnails if pictures else None)
@@ -98,6 +108,7 @@ def header(dataset: Dataset, setting: Setting, quick: bool, command: str | None 
         "quick": quick,
         "command": command or f"suffuse reproduce {dataset.name}{' --quick' if quick else ''}",
         "machine": machine(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -144,35 +155,97 @@ def measure_truncation(
     shop: Workshop, results: Sequence[Result], sizes: Sequence[int], report: Report
 ) -> list[dict[str, Any]]:
     """Figures 1, 4 and 6: quality and time of what is truncated, for each L; k-NN and the whole graph beside them."""
-    rows = [_row(result, None) for result in results if result.method in ("knn", "online")]
+    plain = [result for result in results if result.method in ("knn", "online")]
+    rows = [_row(result, None, plain) for result in plain]
     for size in sizes:
         params = replace(shop.setting.params, truncation=size, keep=min(shop.setting.params.keep, size))
         if params == shop.setting.params:
             found = [result for result in results if result.method in _TRUNCATED]
-        else:
-            with tempfile.TemporaryDirectory(dir=shop.folder, ignore_cleanup_errors=True) as folder:
-                part = Workshop(shop.dataset, replace(shop.setting, params=params), Path(folder), shop.progress)
-                found = compare(part, _TRUNCATED, lambda name, size=size: report(f"L = {size}: {name}"))  # type: ignore[misc]
-        rows += [_row(result, size) for result in found]
+            rows += [_row(result, size, plain) for result in found]
+            continue
+        with tempfile.TemporaryDirectory(dir=shop.folder, ignore_cleanup_errors=True) as folder:
+            part = Workshop(shop.dataset, replace(shop.setting, params=params), Path(folder), shop.progress)
+            found = compare(part, _TRUNCATED, functools.partial(_say, report, f"L = {size}"))
+            # k-NN once more in the same minute, so that a busy machine slows both.
+            again = steadied([(part, found), (shop, plain[:1])])
+        rows += [_row(result, size, again[len(found) :]) for result in again[: len(found)]]
     return rows
 
 
-def measure_approximate(
-    shop: Workshop, probes: Sequence[int], efs: Sequence[int], report: Report
-) -> list[dict[str, Any]]:
-    """Figure 5: offline seconds and quality where the graph, or the supports, come from an approximate search."""
-    kinds: list[tuple[str, dict[str, int]]] = [("exact", {})]
-    kinds += [("ivfadc", {"probes": count}) for count in probes] + [("hnsw", {"ef": count}) for count in efs]
-    rows = []
-    for stage, method in (("support", "features"), ("graph", "graph")):
+def steadied(parts: Sequence[tuple[Workshop, Sequence[Result]]]) -> list[Result]:
+    """The results with their times taken in turn, round by round, and the best round of each.
+
+    What else runs on a machine only ever adds to a time, and hits whoever is measured at that moment.
+    """
+    given = [(shop, result) for shop, results in parts for result in results]
+    # To prepare `spectral` or regions once more takes long, and their queries are slow enough to be steady.
+    ready = {
+        place: (prepare(result.method, shop), queries_of(shop.dataset), len(shop.dataset.features))
+        for place, (shop, result) in enumerate(given)
+        if result.method not in _NOT_QUICK and not METHODS[result.method].regional
+    }
+    best = [result.milliseconds for _, result in given]
+    for _ in range(_ROUNDS):
+        for place, (prepared, queries, images) in ready.items():
+            best[place] = min(best[place], median_milliseconds(prepared.rank, queries, images))
+    return [result._replace(milliseconds=round(ms, 4)) for (_, result), ms in zip(given, best, strict=True)]
+
+
+def measure_approximate(shop: Workshop, quick: bool, report: Report) -> list[dict[str, Any]]:
+    """Figure 5: seconds of the search, and quality, where the graph or the supports are found approximately."""
+    kinds: list[tuple[Search, dict[str, int]]] = [("exact", {})]
+    kinds += [("ivfadc", {"probes": count}) for count in (QUICK_PROBES if quick else PROBES)]
+    kinds += [("hnsw", {"ef": count}) for count in (QUICK_EFS if quick else EFS)]
+    index, params = shop.graph_index[0], replace(shop.setting.params, whiten=None)
+    if quick:
+        params = replace(params, truncation=min(params.truncation, QUICK_TRUNCATIONS[1]))
+    # Whitened once, not in every build.
+    data = shop.dataset._replace(features=index.features, queries=index.prepare(shop.dataset.queries))
+    watch, rows = _SearchWatch(index.features, shop.folder), []
+    for stage, method, size in (("support", "features", params.truncation), ("graph", "graph", params.k)):
         for search, effort in kinds:
-            report(f"approximate search: {stage} by {search} {' '.join(map(str, effort.values()))}")
+            report(f"{stage} by {search} search {' '.join(map(str, effort.values()))}")
             changes: dict[str, Any] = {f"{stage}_search": search, **effort}
-            try:
-                rows.append({"stage": stage, "search": search, **effort, **_approximate(shop, method, changes)})
-            except (SuffuseError, RuntimeError) as error:  # faiss refuses, such as too few elements to train on
-                rows.append({"stage": stage, "search": search, **effort, "refused": str(error).splitlines()[0]})
+            chosen = replace(params, **changes)
+            with tempfile.TemporaryDirectory(dir=shop.folder, ignore_cleanup_errors=True) as folder:
+                part = Workshop(data, replace(shop.setting, params=chosen), Path(folder), shop.progress)
+                (result,) = compare(part, [method])
+            common = {"stage": stage, "search": search, **effort, "size": size, "quality": result.quality}
+            rows.append({**common, "offline_seconds": result.offline_seconds, **watch.time(search, chosen, size)})
     return rows
+
+
+class _SearchWatch:
+    """How long a search takes for all elements on one thread, and what share of the true neighbours it finds."""
+
+    def __init__(self, features: Features, folder: Path) -> None:
+        self._features, self._folder = features, folder
+        self._sample = min(len(features), _TIMED_ROWS)
+        self._training: dict[str, float] = {}
+        self._true: dict[int, NDArray[np.int64]] = {}
+
+    def time(self, search: Search, params: Params, size: int) -> dict[str, float]:
+        features, path = self._features, self._folder / f"{search}.faiss"
+        if search != "exact" and search not in self._training:
+            started = time.perf_counter()
+            approximate.write_index(path, features, search)
+            self._training[search] = time.perf_counter() - started
+        opened = None if search == "exact" else approximate.read_index(path, search, params)
+        with one_thread():
+            started = time.perf_counter()
+            if opened is None:
+                found = nearest_to_rows(features, 0, self._sample, size)
+            else:
+                found = approximate.nearest_to_rows(opened, features, 0, self._sample, size)
+            seconds = (time.perf_counter() - started) * len(features) / self._sample
+        # Told apart by row, so that one sorted search serves all rows.
+        ids = found.ids.astype(np.int64) + len(features) * np.arange(self._sample)[:, None]
+        true = self._true.setdefault(size, ids)
+        return {
+            "training_seconds": round(self._training.get(search, 0.0), 4),
+            "search_seconds": round(seconds, 4),
+            "recall": round(float(np.isin(true, ids).mean()), 5),
+        }
 
 
 def measure_queries(shop: Workshop, results: Sequence[Result]) -> dict[str, Any]:
@@ -206,18 +279,10 @@ def measure_queries(shop: Workshop, results: Sequence[Result]) -> dict[str, Any]
     return {"method": method, **{kind: [described(q) for q in ids] for kind, ids in chosen.items()}}
 
 
-def _approximate(shop: Workshop, method: str, changes: dict[str, Any]) -> dict[str, Any]:
-    params = replace(shop.setting.params, **changes)
-    with tempfile.TemporaryDirectory(dir=shop.folder, ignore_cleanup_errors=True) as folder:
-        part = Workshop(shop.dataset, replace(shop.setting, params=params), Path(folder), shop.progress)
-        (result,) = compare(part, [method])
-        _, summary = part.graph_index if method == "graph" else part.index("features", params)
-        return {"quality": result.quality, "seconds": {stage: round(s, 3) for stage, s in summary.seconds.items()}}
-
-
-def _row(result: Result, size: int | None) -> dict[str, Any]:
+def _row(result: Result, size: int | None, plain: Sequence[Result]) -> dict[str, Any]:
     kept = ("method", "quality", "milliseconds", "offline_seconds", "bytes_per_image")
-    return {"truncation": size, **{name: getattr(result, name) for name in kept}}
+    beside = next((other.milliseconds for other in plain if other.method == "knn"), None)
+    return {"truncation": size, "knn_milliseconds": beside, **{name: getattr(result, name) for name in kept}}
 
 
 def _names(dataset: Dataset, quick: bool) -> list[str]:
@@ -241,6 +306,10 @@ def _cpu() -> str:
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+def _say(report: Report, what: str, name: str) -> None:
+    report(f"{what}: {name}")
 
 
 def _silent(_: str) -> None:

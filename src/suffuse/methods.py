@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.baselines.expansion import Cosine, QueryExpansion, augment_database
-from suffuse.baselines.per_query import Online, OnlineEarly, OnlineLate
+from suffuse.baselines.per_query import Online, OnlineEarly, OnlineLate, OnlineRegional
 from suffuse.baselines.ranking import Ranking, by_score
 from suffuse.baselines.regions import Regions, RMatch, RMatchExpansion
 from suffuse.baselines.spectral import Spectral
@@ -44,11 +44,11 @@ class Setting:
     params: Params = field(default_factory=Params)
     regional_params: Params = field(default_factory=Params)
     seeds: int = 10
-    regional_seeds: int = 10
+    regional_seeds: int = 3
     refine: int = 500
-    weight: float = 0.25
+    weight: float = 0.4
     expand: int = 10
-    spectral_rank: int = 1000
+    spectral_rank: int = 500
 
 
 class Queries(NamedTuple):
@@ -107,6 +107,14 @@ class Workshop:
         started = time.perf_counter()
         a = affinity(lists, self.setting.params.gamma)
         return a, transition(a), seconds + time.perf_counter() - started
+
+    @cached_property
+    def regional_affinity(self) -> tuple[Graph, float]:
+        """A of the regions, and the seconds it took, neighbours included."""
+        features, started = self.regional_index[0].features, time.perf_counter()
+        params = self.setting.regional_params
+        a = affinity(nearest_to_rows(features, 0, len(features), params.k), params.gamma)
+        return a, time.perf_counter() - started
 
     def _build(
         self, name: str, features: NDArray[Any], params: Params, owners: NDArray[Any] | None
@@ -201,15 +209,41 @@ def _refined(shop: Workshop) -> Prepared:
     return _searched(shop.graph_index, shop.setting.seeds, shop.setting.refine)
 
 
-def _regional(shop: Workshop) -> Prepared:
+def _searched_by_region(shop: Workshop, refine: int) -> Prepared:
     index, summary = shop.regional_index
     setting = shop.setting
 
     def rank(queries: Queries, top: int) -> Ranking:
         assert queries.regions is not None
-        return Ranking(*index.search(queries.regions, top, setting.regional_seeds, owners=queries.owners))
+        hits = index.search(queries.regions, top, setting.regional_seeds, owners=queries.owners, refine=refine)
+        return Ranking(*hits)
 
     return Prepared(rank, sum(summary.seconds.values()), summary.bytes)
+
+
+def _regional(shop: Workshop) -> Prepared:
+    return _searched_by_region(shop, refine=0)
+
+
+def _regional_refined(shop: Workshop) -> Prepared:
+    return _searched_by_region(shop, refine=shop.setting.refine)
+
+
+def _online_regional(shop: Workshop) -> Prepared:
+    regions = shop.regional_index[0]
+    assert regions.owners is not None
+    index, gallery = shop.graph_index[0], Regions(regions.features, regions.owners, len(regions))
+    a, seconds = shop.regional_affinity
+    method = OnlineRegional(index.features, gallery, a, shop.setting.regional_params)
+
+    def rank(queries: Queries, top: int) -> Ranking:
+        assert queries.regions is not None
+        assert queries.owners is not None
+        rows, query_ptr = regions.prepare(queries.regions), _pointers(queries.owners)
+        return method.rank(rows, query_ptr, top, index.prepare(queries.features))
+
+    kept = index.features.nbytes + regions.features.nbytes + regions.owners.nbytes + _graph_bytes(a)
+    return Prepared(rank, seconds, kept)
 
 
 def _matched(shop: Workshop, make: Callable[[Regions], Any]) -> Prepared:
@@ -241,7 +275,7 @@ def _pointers(owners: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _fusion(shop: Workshop) -> Prepared:
-    ours, regional = _refined(shop), _regional(shop)
+    ours, regional = _refined(shop), _regional_refined(shop)
     images, weight = len(shop.graph_index[0]), shop.setting.weight
 
     def rank(queries: Queries, top: int) -> Ranking:
@@ -280,8 +314,12 @@ METHODS: dict[str, Method] = {
     "refined": Method(_refined, "ours, with a second look at the first hits"),
     "r-match": Method(_r_match, "best similarity of each query region, summed", regional=True),
     "r-match-aqe": Method(_r_match_aqe, "the same with expanded query regions", regional=True),
+    "online-regional": Method(
+        _online_regional, "regional diffusion per query on the regions of the nearest images (Iscen)", regional=True
+    ),
     "regional": Method(_regional, "offline diffusion over regions, pooled to images", regional=True),
-    "fusion": Method(_fusion, "weighted mean of regional and refined scores", regional=True),
+    "regional-refined": Method(_regional_refined, "the same, with a second look at the first hits", regional=True),
+    "fusion": Method(_fusion, "weighted mean of regional-refined and refined scores", regional=True),
 }
 
 

@@ -23,6 +23,7 @@ from suffuse.blocks import (
     block_starts,
     columns_task,
     graph_task,
+    image_task,
     neighbors_task,
     plan_difference,
     search_results,
@@ -347,6 +348,8 @@ def _assemble(build_: _Build, params: Params, images: int) -> Manifest:
         write_array(index / "indptr.npy", indptr)
         write_blocks(index / "rows.npy", np.int32, (entries,), parts("rows"))
         write_blocks(index / "values.npy", params.values, (entries,), parts("values"))
+        if params.pool == "sum" and (index / "owners.npy").exists():
+            image_task(str(build_.work), images)
         manifest = Manifest(
             created_by=f"suffuse {__version__}",
             params=params,

@@ -21,7 +21,10 @@ Method = Literal["diffusion", "knn"]
 METHODS = ("diffusion", "knn")
 
 # Entries of a candidate's column that the second look reads, the largest ones; more change nothing (make bench).
-REFINE_DEPTH = 100
+REFINE_DEPTH = 50
+
+# Candidates that get a second look unless the caller says otherwise.
+REFINE = 500
 
 
 class Hits(NamedTuple):
@@ -91,15 +94,15 @@ class Index:
         seeds: int = 10,
         *,
         method: Method = "diffusion",
-        refine: int = 0,
+        refine: int | None = None,
         owners: NDArray[Any] | None = None,
     ) -> Hits:
         """The `top` best images for each query (m, d).
 
         seeds   nearest elements of a query vector whose columns are summed (paper: 10; 200 for regions)
         method  "diffusion", or "knn" for the plain ranking by cosine
-        refine  candidates that get a second look: ranked by the cosine between the query's combined vector and
-                their own column; not for regional indexes
+        refine  candidates that get a second look, 0 for none (500): ranked by the cosine between the query's combined vector and
+                their own column, or, in a regional index, between the roots of both
         owners  which query each row belongs to, where a query has several regions
 
         Images that diffusion reached come first; the rest follow by cosine with the score 0, so that
@@ -108,8 +111,11 @@ class Index:
         """
         _check_count("top", top)
         _check_count("seeds", seeds)
-        if refine and self.owners is not None:
-            raise InvalidParams(f"refine must be 0 for a regional index, got {refine!r}: its columns belong to regions")
+        possible = self.owners is None or self._stored.images is not None
+        if refine is None:
+            refine = REFINE if possible else 0
+        if refine and not possible:
+            raise InvalidParams(f"refine must be 0 for an index of regions that are not pooled, got {refine!r}")
         if refine:
             _check_count("refine", refine)
         if method not in METHODS:
@@ -119,7 +125,7 @@ class Index:
         top = min(int(top), len(self))
         if method == "knn":
             return self._plain(rows, query_ptr, top)
-        return self._diffused(rows, query_ptr, top, min(int(seeds), len(self.features)), refine)
+        return self._diffused(rows, query_ptr, top, min(int(seeds), len(self.features)), min(int(refine), len(self)))
 
     def prepare(self, queries: NDArray[Any]) -> Features:
         """Check queries and bring them into the space of the index: unit length, and whitened as the gallery was."""
@@ -149,7 +155,7 @@ class Index:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
         """f = sum_j weights[j] * column[seeds[j]] (Algorithm 1): ids, scores, and how many of each row are set."""
         indptr, stored = self._stored.indptr, self._stored
-        starts, stops = self._check_columns(np.unique(seeds))
+        starts, stops = _check_columns(indptr, np.unique(seeds), len(self._rows))
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             stored.rows.will_need(start, stop)
             stored.values.will_need(start, stop)
@@ -166,13 +172,6 @@ class Index:
             )
         return ids, scores, counts
 
-    def _check_columns(self, ids: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the columns of these elements start and stop; kernels trust what passed here."""
-        starts, stops = self._stored.indptr[ids], self._stored.indptr[ids + 1]
-        if (starts < 0).any() or (stops < starts).any() or (stops > len(self._rows)).any():
-            raise IndexBroken("indptr.npy points outside the columns; run suffuse verify, then copy the index again")
-        return starts, stops
-
     def _refine(
         self,
         query_ptr: NDArray[np.int64],
@@ -182,11 +181,21 @@ class Index:
         counts: NDArray[np.int64],
     ) -> None:
         """Rank the first `counts` hits of each query anew, by cos(f, c_j)."""
-        self._check_columns(np.unique(hits.ids))
+        stored = self._stored
+        own, depth = (stored.indptr, self._rows, self._values), REFINE_DEPTH
+        if stored.images is not None:
+            depth = len(self)
+            own_values = stored.images.values
+            own = (
+                stored.images.indptr,
+                stored.images.rows.view(np.uint32),
+                own_values.view(np.uint16) if own_values.dtype == np.float16 else own_values,
+            )
+        _check_columns(own[0], np.unique(hits.ids), len(own[1]))
         candidates, cosines = np.ascontiguousarray(hits.ids), np.zeros(hits.ids.shape, np.float32)
         refine_candidates(
-            query_ptr, seeds.view(np.uint32), weights, self._stored.indptr, self._rows, self._values,
-            candidates, counts, REFINE_DEPTH, cosines,
+            query_ptr, seeds.view(np.uint32), weights, stored.indptr, self._rows, self._values, *own,
+            candidates, counts, depth, stored.images is not None, cosines,
         )  # fmt: skip
         unused = np.arange(candidates.shape[1]) >= counts[:, None]
         order = np.lexsort((candidates, -np.where(unused, -1.0, cosines)), axis=1)
@@ -235,6 +244,16 @@ def _group(rows: Features, owners: NDArray[Any] | None) -> tuple[NDArray[np.int6
         )
     order = np.argsort(query_of, kind="stable")
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[order]
+
+
+def _check_columns(
+    indptr: NDArray[np.int64], ids: NDArray[np.integer], entries: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the columns of these elements start and stop; kernels trust what passed here."""
+    starts, stops = indptr[ids], indptr[ids + 1]
+    if (starts < 0).any() or (stops < starts).any() or (stops > entries).any():
+        raise IndexBroken("indptr.npy points outside the columns; run suffuse verify, then copy the index again")
+    return starts, stops
 
 
 def _check_count(name: str, value: Any) -> None:

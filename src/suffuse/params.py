@@ -19,6 +19,7 @@ _BEFORE = {"pool": "none", "graph_search": "exact", "support_search": "exact", "
 
 # Column ids are stored as int32, so no support can hold more elements than that.
 LARGEST_COUNT = 2**31 - 1
+_LARGEST_FLOAT16 = 65504
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,9 @@ class Params:
             _whole("whiten", self.whiten, least=1)
         _between("whiten_power", self.whiten_power, 0.0, 1.0)
         _one_of("values", self.values, ("float16", "float32"))
+        if self.values == "float16" and 1 / (1 - float(self.alpha)) > _LARGEST_FLOAT16:
+            # An entry of a column can be as large as 1 / (1 - alpha).
+            raise _refuse("values", self.values, f"'float32' for alpha {self.alpha}, whose columns outgrow float16")
         _one_of("pool", self.pool, ("sum", "none"))
         _one_of("graph_search", self.graph_search, ("exact", "ivfadc", "hnsw"))
         _one_of("support_search", self.support_search, ("exact", "ivfadc", "hnsw"))

@@ -81,7 +81,7 @@ def evaluate(
     keep: KeepOption = _DEFAULTS.keep,
     seeds: SeedsOption = 10,
     regional_k: Annotated[int, typer.Option(help="Neighbours in the graph of regions.")] = 50,
-    weight: Annotated[float, typer.Option(help="Share of the regional scores in fusion.")] = 0.25,
+    weight: Annotated[float, typer.Option(help="Share of the regional scores in fusion.")] = 0.4,
     json_out: JsonOption = None,
 ) -> None:
     """Compare methods on a data set with known truth: quality, time and size side by side.
@@ -142,7 +142,7 @@ def tune(
     params = Params(whiten=whiten, whiten_power=whiten_power)
     status = console(stderr=True)
     outcome = tune_dataset(
-        dataset, _setting(params, Params(), 10, 0.25), GRID, lambda point: status.print(f"tried {_in_words(point)}")
+        dataset, _setting(params, Params(), 10, 0.4), GRID, lambda point: status.print(f"tried {_in_words(point)}")
     )
     _print_tuning(outcome.points, list(pareto(outcome.points)), outcome.chosen)
     typer.echo(

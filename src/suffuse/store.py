@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.arrays import Mapped, map_array, sha256_of, write_json
+from suffuse.diffusion import ImageVectors
 from suffuse.errors import IndexBroken, IndexMissing, IndexTooNew, InvalidParams
 from suffuse.features import Whitening
 from suffuse.items import Items
@@ -31,10 +32,14 @@ _ARRAY_TYPES = {
     "rows.npy": ("int32",),
     "values.npy": ("float16", "float32"),
     "owners.npy": ("int32",),
+    "image_indptr.npy": ("int64",),
+    "image_rows.npy": ("int32",),
+    "image_values.npy": ("float16", "float32"),
     "whitening_mean.npy": ("float64",),
     "whitening_projection.npy": ("float64",),
     "item_offsets.npy": ("int64",),
 }
+_IMAGE_FILES = ("image_indptr.npy", "image_rows.npy", "image_values.npy")
 _REQUIRED = ("features.npy", "indptr.npy", "rows.npy", "values.npy")
 _LARGEST_MANIFEST = 1 << 20
 
@@ -60,6 +65,7 @@ class Stored(NamedTuple):
     rows: Mapped
     values: Mapped
     owners: NDArray[np.int32] | None
+    images: ImageVectors | None  # what the second look compares with, where elements are regions
     whitening: Whitening | None
     items: Items
 
@@ -181,6 +187,7 @@ def open_index(directory: str | Path) -> Stored:
         rows=mapped["rows.npy"],
         values=mapped["values.npy"],
         owners=arrays.get("owners.npy"),
+        images=ImageVectors(*(arrays[name] for name in _IMAGE_FILES)) if "image_rows.npy" in arrays else None,
         whitening=whitening,
         items=_open_items(directory, manifest, arrays.get("item_offsets.npy")),
     )
@@ -203,6 +210,7 @@ def verify(directory: str | Path) -> int:
     for name, array, count in (
         ("rows.npy", stored.rows.array, stored.manifest.counts["images" if is_pooled(stored) else "elements"]),
         ("owners.npy", stored.owners, stored.manifest.counts["images"]),
+        ("image_rows.npy", stored.images and stored.images.rows, stored.manifest.counts["images"]),
     ):
         if array is not None and len(array) and not 0 <= array.min() <= array.max() < count:
             raise IndexBroken(f"{name} holds an id outside 0..{count - 1}; build the index again")
@@ -241,6 +249,7 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         "values.npy": (entries,),
         "owners.npy": (n,),
         "item_offsets.npy": (images + 1,),
+        "image_indptr.npy": (images + 1,),
     }
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
@@ -256,6 +265,12 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         raise IndexBroken(
             f"indptr.npy runs from {indptr[0]} to {indptr[-1]}, expected 0 to {entries}; copy or build the index again"
         )
+    if present := [name for name in _IMAGE_FILES if name in arrays]:
+        if len(present) < len(_IMAGE_FILES):
+            raise IndexBroken(f"{present[0]} is there without the other image vectors; copy or build the index again")
+        ends, stored = arrays["image_indptr.npy"], {arrays[name].shape for name in _IMAGE_FILES[1:]}
+        if stored != {(int(ends[-1]),)} or arrays["image_values.npy"].dtype != arrays["values.npy"].dtype:
+            raise IndexBroken("image_rows.npy and image_values.npy do not fit image_indptr.npy; build the index again")
     mean, projection = arrays.get("whitening_mean.npy"), arrays.get("whitening_projection.npy")
     if mean is projection is None and manifest.params.whiten is not None:
         raise IndexBroken(

@@ -15,7 +15,7 @@ from suffuse.matching import Regions, pool_seeds
 from suffuse.neighbors import Features, Neighbors, nearest
 from suffuse.params import Params
 
-# Where Iscen et al. stop. On Oxford5k no mAP changes by more than 0.3 if they go on to the end, at twice the time.
+# Where Iscen et al. stop. On Oxford5k no mAP changes by more than 0.3 if CG goes on to the end, at over twice the time.
 ITERATIONS = 20
 
 

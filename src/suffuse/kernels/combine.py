@@ -6,14 +6,14 @@ from numba.extending import overload
 from suffuse.kernels.jit import compiled, f4, f8, helper, i8, readonly, u2, u4, u8, void, writable
 from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
 
-_EMPTY = np.uint32(0xFFFFFFFF)
+EMPTY = np.uint32(0xFFFFFFFF)
 
 
-def _number(stored):
+def number(stored):
     """A stored entry as float64: numba knows no float16, so those arrive as their bits."""
 
 
-@overload(_number)
+@overload(number)
 def _number_compiled(stored):
     if stored == u2:
         # A positive float16, shifted into place, is a float32 whose exponent is 112 too small.
@@ -22,10 +22,10 @@ def _number_compiled(stored):
 
 
 @helper
-def _slot_of(id, slots, mask):
+def slot_of(id, slots, mask):
     """Where `id` is in the hash table, or the free slot where it belongs (linear probing)."""
     slot = (u8(id) * u8(0x9E3779B1)) & mask
-    while slots[slot] != _EMPTY and slots[slot] != id:
+    while slots[slot] != EMPTY and slots[slot] != id:
         slot = (slot + u8(1)) & mask
     return slot
 
@@ -48,9 +48,9 @@ def _add_columns(first, last, seeds, weights, columns, owners, targets, table):
                 id = owners[u8(id)]
                 if id >= u4(targets):
                     return False
-            slot = _slot_of(id, slots, mask)
+            slot = slot_of(id, slots, mask)
             slots[slot] = id
-            sums[slot] += weight * _number(values[place])
+            sums[slot] += weight * number(values[place])
     return True
 
 
@@ -81,7 +81,7 @@ def combine_columns(query_ptr, seeds, weights, indptr, rows, values, owners, tar
     capacity = u8(16)
     while capacity < u8(2) * largest:
         capacity *= u8(2)
-    slots, sums = np.full(capacity, _EMPTY, np.uint32), np.zeros(capacity, np.float64)
+    slots, sums = np.full(capacity, EMPTY, np.uint32), np.zeros(capacity, np.float64)
     keys = np.empty(largest, np.uint64)
     for q in range(u8(query_ptr.shape[0] - 1)):
         first, last = u8(query_ptr[q]), u8(query_ptr[q + u8(1)])
@@ -91,10 +91,10 @@ def combine_columns(query_ptr, seeds, weights, indptr, rows, values, owners, tar
         count = u8(0)
         for slot in range(capacity):
             score = f4(sums[slot])
-            if slots[slot] != _EMPTY and score > f4(0.0):
+            if slots[slot] != EMPTY and score > f4(0.0):
                 keys[count] = key_of(score, slots[slot])
                 count += u8(1)
-            slots[slot], sums[slot] = _EMPTY, f8(0.0)
+            slots[slot], sums[slot] = EMPTY, f8(0.0)
         found = min(count, top)
         if found < count:
             largest_first(keys, count, found)

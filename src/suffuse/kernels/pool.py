@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from suffuse.kernels.jit import compiled, f4, f8, i8, readonly, u4, u8, void, writable
+from suffuse.kernels.combine import number
+from suffuse.kernels.jit import compiled, f4, f8, i8, readonly, u2, u4, u8, void, writable
 from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
 
 _COLUMNS = (readonly(u4, 2), readonly(f4, 2), readonly(i8))
@@ -38,3 +39,42 @@ def pool_columns(rows, values, lengths, owners, images, pooled_rows, pooled_valu
             pooled_rows[column, place] = id_of(keys[place])
             pooled_values[column, place] = score_of(keys[place])
         out[column] = i8(keep)
+
+
+_STORED = (readonly(i8), readonly(u4))
+_GROUPS = (readonly(i8), readonly(i8), i8)
+
+
+@compiled(
+    void(*_STORED, readonly(u2), *_GROUPS, *_POOLED),
+    void(*_STORED, readonly(f4), *_GROUPS, *_POOLED),
+)
+def pool_images(indptr, rows, values, group_ptr, members, images, pooled_rows, pooled_values, out):
+    """The root of the sum of the pooled columns of an image's regions, largest first; out = how many are stored.
+
+    Image g of this block has the regions members[group_ptr[g]:group_ptr[g + 1]]; rows are images, of which there are
+    `images`. Roots, because a few repeated regions would drown the rest of an image's neighbourhood.
+    """
+    sums = np.zeros(images, np.float64)
+    touched, keys = np.empty(images, np.uint32), np.empty(images, np.uint64)
+    for group in range(u8(group_ptr.shape[0] - 1)):
+        count = u8(0)
+        for member in range(u8(group_ptr[group]), u8(group_ptr[group + u8(1)])):
+            region = u8(members[member])
+            for place in range(u8(indptr[region]), u8(indptr[region + u8(1)])):
+                image = rows[place]
+                if sums[u8(image)] == f8(0.0):
+                    touched[count] = image
+                    count += u8(1)
+                sums[u8(image)] += number(values[place])
+        for t in range(count):
+            keys[t] = key_of(sums[u8(touched[t])] ** 0.5, touched[t])
+            sums[u8(touched[t])] = f8(0.0)
+        keep = min(count, u8(pooled_rows.shape[1]))
+        if keep < count:
+            largest_first(keys, count, keep)
+        sort_descending(keys, keep)
+        for place in range(keep):
+            pooled_rows[group, place] = id_of(keys[place])
+            pooled_values[group, place] = score_of(keys[place])
+        out[group] = i8(keep)
