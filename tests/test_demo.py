@@ -11,11 +11,12 @@ from suffuse.errors import MissingExtra
 
 def test_the_demo_builds_searches_and_draws(tmp_path):
     results = demo.run(tmp_path)
-    plain, expanded, paper, ours = (result.mean_average_precision for result in results)
+    plain, expanded, paper, ours, refined = (result.mean_average_precision for result in results)
     assert 64 < plain < 70
     assert plain + 3 < expanded
     assert expanded + 8 < paper
     assert ours >= 85
+    assert refined >= 85
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
     assert [row["method"] for row in json.loads((tmp_path / "digits.json").read_text())] == [r.method for r in results]
     index = Index.open(tmp_path / "digits.index")

@@ -57,7 +57,7 @@ def full(dataset, setting, tmp_path_factory):
     folder, heard = tmp_path_factory.mktemp("full") / "new", []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiments, "PROBES", (1, 8))
-        patch.setattr(experiments, "EFS", (64,))
+        patch.setattr(experiments, "WIDTHS", (1,))
         page = experiments.reproduce(dataset, setting, folder, report=heard.append, command="suffuse reproduce <x>")
     assert page == folder / "report.html"
     assert "table 1: knn" in heard
@@ -159,7 +159,7 @@ def test_approximate_searches_are_compared_with_the_exact_one(full):
         assert exact["recall"] == 1.0
         assert {row["size"] for row in (exact, *others)} == {size}
         assert [row["probes"] for row in others if row["search"] == "ivfadc"] == [1, 8]
-        assert [row["ef"] for row in others if row["search"] == "hnsw"] == [64]
+        assert [row["ef"] for row in others if row["search"] == "hnsw"] == [size]
         recalls = [row["recall"] for row in others if row["search"] == "ivfadc"]
         assert recalls[0] < recalls[-1] <= 1.0
         assert all(row["training_seconds"] > 0 and row["search_seconds"] > 0 for row in others)

@@ -112,7 +112,7 @@ def test_the_edge_of_each_range_is_accepted(name, value):
 
 
 def test_columns_that_outgrow_float16_need_float32():
-    with pytest.raises(InvalidParams, match="values must be 'float32' for alpha 0.99999, .* got 'float16'"):
+    with pytest.raises(InvalidParams, match=r"values must be 'float32' for alpha 0\.99999, .* got 'float16'"):
         Params(alpha=0.99999)
     assert Params(alpha=0.99999, values="float32").alpha == 0.99999
 

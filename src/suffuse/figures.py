@@ -69,7 +69,7 @@ def quality_over_time(figure: Any, raw: Mapping[str, Any]) -> None:
         if method in ("knn", "online"):
             continue
         for place in sorted({0, len(rows) - 1} if rows else ()):
-            _note(axes, f"L={rows[place]['truncation']:,}", times[place], quality[place])
+            _note(axes, f"L={rows[place]['truncation']:,}", times[place], quality[place], style)
     axes.set_xscale("log")
     _plain_ticks(axes.xaxis)
     _finish(axes, "time per query (ms, one thread, log scale)", _quality(raw))
@@ -103,7 +103,7 @@ def approximate_search(figure: Any, raw: Mapping[str, Any]) -> None:
             for row, time in zip(rows, seconds, strict=True):
                 effort = row.get("probes", row.get("ef"))
                 if effort is not None:
-                    _note(axes, str(effort), time, row["quality"][main])
+                    _note(axes, f"{effort:,}", time, row["quality"][main], style)
                 else:
                     axes.axhline(row["quality"][main], color=style.color, linewidth=1, linestyle=":")
         axes.set_xscale("log")
@@ -157,15 +157,19 @@ def _line(axes: Any, x: Sequence[float], y: Sequence[float], style: Style) -> No
         )  # fmt: skip
 
 
-def _note(axes: Any, text: str, x: float, y: float) -> None:
-    axes.annotate(text, (x, y), textcoords="offset points", xytext=(6, 5), fontsize=8, color=INK)
+def _note(axes: Any, text: str, x: float, y: float, style: Style) -> None:
+    """A few words beside a point, in the colour of its line: above it, or below for the neighbour of such a line."""
+    place = (6, -12) if style.marker in "vD" else (6, 5)
+    axes.annotate(text, (x, y), textcoords="offset points", xytext=place, fontsize=8, color=style.color)
 
 
 def _plain_ticks(axis: Any) -> None:
-    """1, 2, 5, 10 instead of powers of ten."""
+    """1, 2, 5, 10 instead of powers of ten; more between them where there is less than a decade to see."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_data_interval()
+    few = low > 0 and high < 8 * low
+    axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0) if few else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(NullFormatter())
 

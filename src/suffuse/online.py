@@ -101,8 +101,8 @@ class Index:
 
         seeds   nearest elements of a query vector whose columns are summed (paper: 10; 200 for regions)
         method  "diffusion", or "knn" for the plain ranking by cosine
-        refine  candidates that get a second look, 0 for none (500): ranked by the cosine between the query's combined vector and
-                their own column, or, in a regional index, between the roots of both
+        refine  candidates that get a second look (500 unless said otherwise, 0 for none): ranked by the cosine between
+                the query's combined vector and their own column, or, in a regional index, between the roots of both
         owners  which query each row belongs to, where a query has several regions
 
         Images that diffusion reached come first; the rest follow by cosine with the score 0, so that
