@@ -6,7 +6,18 @@ import sys
 from pathlib import Path
 
 TARGET = Path(__file__).parent / "command-line.md"
-VERBS = ("build", "search", "info", "verify", "demo")
+VERBS = (
+    "build",
+    "search",
+    "info",
+    "verify",
+    "demo",
+    "evaluate",
+    "tune",
+    "reproduce",
+    "datasets list",
+    "datasets fetch",
+)
 
 HEAD = """# The command line
 
@@ -20,7 +31,7 @@ Data goes to stdout, everything else (progress, warnings, errors) to stderr. Exi
 def render() -> str:
     """The whole page."""
     parts = [HEAD, _section("suffuse", [])]
-    parts += [_section(f"suffuse {verb}", [verb]) for verb in VERBS]
+    parts += [_section(f"suffuse {verb}", verb.split()) for verb in VERBS]
     return "\n".join(parts)
 
 

@@ -243,6 +243,16 @@ def test_tune_prints_what_was_tried_and_what_it_is_worth(suffuse, files, tmp_pat
     assert len(json.loads((tmp_path / "tuned.json").read_text())["points"]) == 3
 
 
+def test_reproduce_writes_a_page(suffuse, files, tmp_path):
+    code, out, err = suffuse(
+        "reproduce", files / "classes.npz", "-o", tmp_path / "out", "--queries", 8, "--quick", "--k", 8, "--no-pictures"
+    )
+    assert code == 0, err
+    assert (tmp_path / "out" / "report.html").exists()
+    assert out.strip() == str(tmp_path / "out" / "report.html")
+    assert str(files) not in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_datasets_are_listed(suffuse):
     code, out, _ = suffuse("datasets", "list")
     assert code == 0

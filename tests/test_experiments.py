@@ -117,6 +117,14 @@ def test_all_truncations_are_measured_and_that_of_the_setting_is_the_tables(full
     assert whole["online-early"] == whole["online-late"] == pytest.approx(whole["online"], abs=0.5)
 
 
+def test_each_truncation_has_a_k_nn_of_its_own_minute_beside_it(dataset, setting, tmp_path, monkeypatch):
+    shop = experiments.Workshop(dataset, setting, tmp_path)
+    (plain,) = experiments.compare(shop, ["knn"])
+    monkeypatch.setattr(experiments, "median_milliseconds", lambda *_: 7.0)
+    rows = experiments.measure_truncation(shop, [plain._replace(milliseconds=0.5)], [30], lambda _: None)
+    assert {(row["truncation"], row["knn_milliseconds"]) for row in rows} == {(None, 0.5), (30, 7.0)}
+
+
 def test_truncations_are_cut_to_the_gallery():
     assert experiments.truncations(30, quick=True) == [30]
     assert experiments.truncations(30, quick=False) == [30]

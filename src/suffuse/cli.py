@@ -38,6 +38,7 @@ app = typer.Typer(
 
 app.command(rich_help_panel="For researchers")(research.evaluate)
 app.command(rich_help_panel="For researchers")(research.tune)
+app.command(rich_help_panel="For researchers")(research.reproduce)
 app.add_typer(research.datasets, name="datasets", rich_help_panel="For researchers")
 
 _DEFAULTS = Params()

@@ -20,8 +20,9 @@ from suffuse.store import Manifest, Stored, is_pooled, open_index
 Method = Literal["diffusion", "knn"]
 METHODS = ("diffusion", "knn")
 
-# Entries of a candidate's column that the second look reads, the largest ones; more change nothing (make bench).
-REFINE_DEPTH = 50
+# Entries of a candidate's column that the second look reads, the largest ones. More are slower and not better: with all
+# 500, features that are not whitened lose 5 points, with 20 every set gains or stays (docs/how-it-works.md).
+REFINE_DEPTH = 20
 
 # Candidates that get a second look unless the caller says otherwise.
 REFINE = 500

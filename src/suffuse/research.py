@@ -1,4 +1,4 @@
-"""The verbs for researchers: evaluate, tune and datasets."""
+"""The verbs for researchers: evaluate, tune, reproduce and datasets."""
 
 import json
 import tempfile
@@ -151,6 +151,45 @@ def tune(
     )
     if json_out is not None:
         _write(json_out, {**outcome._asdict(), "points": [p._asdict() for p in outcome.points]})
+
+
+def reproduce(
+    data: DataArgument,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", show_default=False, help="Where tables and figures go.")
+    ],
+    queries: QueriesOption = None,
+    truth: TruthOption = None,
+    revisited: RevisitedOption = False,
+    leave_one_out: LeaveOneOutOption = False,
+    whiten: WhitenOption = None,
+    whiten_power: PowerOption = _DEFAULTS.whiten_power,
+    k: KOption = _DEFAULTS.k,
+    regional_k: Annotated[int, typer.Option(help="Neighbours in the graph of regions.")] = 50,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer methods and points: minutes instead of an hour.")
+    ] = False,
+    pictures: Annotated[bool, typer.Option(help="Show photographs in the page, where there are thumbnails.")] = True,
+) -> None:
+    """Reproduce the paper's table and figures on a data set: raw JSON, Markdown, pictures and one report page."""
+    from suffuse.experiments import reproduce as reproduce_paper
+
+    dataset = _dataset(data, queries, truth, revisited, leave_one_out, None)
+    setting = _setting(Params(k=k, whiten=whiten, whiten_power=whiten_power), Params(k=regional_k), 10, 0.4)
+    status = console(stderr=True)
+    # The name only: the path of somebody's machine has no place in a report.
+    words = [f"suffuse reproduce {Path(data).name}", "--revisited" if revisited else "", "--quick" if quick else ""]
+    words += [f"--whiten {whiten} --whiten-power {whiten_power:g}" if whiten else "", f"--k {k}"]
+    page = reproduce_paper(
+        dataset,
+        setting,
+        output,
+        quick,
+        lambda what: status.print(f"{what} ..."),
+        pictures=pictures,
+        command=" ".join(word for word in words if word),
+    )
+    typer.echo(str(page))
 
 
 datasets = typer.Typer(help="Public data sets: list those that are known, and fetch them.", no_args_is_help=True)
