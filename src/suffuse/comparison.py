@@ -21,7 +21,7 @@ from suffuse.methods import Prepared, Queries, Workshop, prepare
 from suffuse.neighbors import one_thread
 
 # Hits that a timed query asks for; the quality is that of full rankings.
-TIMED_TOP = 100
+TIMED_TOP = 10
 # Queries that are timed one by one; the median of so many is steady enough.
 TIMED_QUERIES = 100
 # Queries that are ranked in full at a time, so that m x n ids are never held at once.
