@@ -13,7 +13,6 @@ demo: $(READY)  ## the main job on data that comes with it
 test: $(READY)  ## all tests, with the coverage floor
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
-	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
 check: $(READY)  ## style, types, layers, generated documentation

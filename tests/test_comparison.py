@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,16 @@ def test_fusion_is_the_weighted_mean_of_scaled_scores(shop, dataset):
     fused = scaled(prepare("fusion", shop).rank(queries, IMAGES))
     expected = (1 - weight) * ours + weight * theirs
     np.testing.assert_allclose(fused, expected / expected.max(axis=1, keepdims=True), rtol=1e-4)
+
+
+def test_regional_scores_can_be_pooled_otherwise(dataset, tmp_path):
+    for pooling in ("max", "gmp"):
+        shop = Workshop(dataset, replace(SETTING, pooling=pooling), tmp_path)
+        found = prepare("regional", shop).rank(queries_of(dataset), 10)
+        expected = Index.open(tmp_path / "unpooled.index").search(
+            dataset.query_regions, 10, SETTING.regional_seeds, owners=dataset.query_region_owners, pooling=pooling
+        )
+        np.testing.assert_array_equal(found.ids, expected.ids)
 
 
 def test_a_comparison_tells_quality_time_size_and_gain(shop, dataset):

@@ -107,6 +107,42 @@ def test_images_may_outnumber_regions(regions, tmp_path):
     assert index.search(regions[:3], method="knn").ids[:, 0].tolist() == [50, 51, 52]
 
 
+@pytest.mark.parametrize("pooling", ["max", "gmp"])
+def test_other_poolings_join_the_scores_of_regions(indexes, regions, pooling):
+    index = indexes["none"]
+    queries, owners = regions[[3, 40, 7, 8]], np.array([0, 0, 1, 1])
+    hits = index.search(queries, top=30, seeds=4, owners=owners, pooling=pooling)
+    stored, columns = index._stored, np.zeros((90, 90))
+    for region in range(90):
+        places = slice(stored.indptr[region], stored.indptr[region + 1])
+        columns[region, stored.rows.array[places]] = stored.values.array[places]
+    found = nearest(index.prepare(queries), index.features, 4)
+    for q in range(2):
+        own = slice(2 * q, 2 * q + 2)
+        f = (np.maximum(found.sims[own], 0).ravel().astype(float) ** 3) @ columns[found.ids[own].ravel()]
+        scores = np.zeros(30)
+        for image in range(30):
+            members = np.flatnonzero(image == OWNERS)
+            if pooling == "max":
+                scores[image] = f[members].max(initial=0.0)
+            else:
+                own_regions = index.features[members].astype(float)
+                weights = np.linalg.solve(own_regions @ own_regions.T + np.eye(len(members)), np.ones(len(members)))
+                scores[image] = weights @ f[members]
+        reached = hits.scores[q] > 0
+        np.testing.assert_allclose(hits.scores[q, reached], scores[hits.ids[q, reached]], rtol=1e-4)
+        assert (np.diff(hits.scores[q]) <= 0).all()
+        assert reached.sum() == (scores > 0).sum()
+        assert sorted(hits.ids[q].tolist()) == list(range(30))
+
+
+def test_a_pooling_that_the_index_cannot_do_is_refused(indexes, regions):
+    with pytest.raises(InvalidParams, match="pooling must be 'sum' unless"):
+        indexes["sum"].search(regions[:1], pooling="max")
+    with pytest.raises(InvalidParams, match="pooling must be one of sum, max, gmp, got 'mean'"):
+        indexes["none"].search(regions[:1], pooling="mean")
+
+
 def image_vectors_slowly(index):
     """Row j is sqrt(sum of the columns of the regions of image j)."""
     stored, columns = index._stored, np.zeros((90, 30))

@@ -24,7 +24,7 @@ from suffuse.errors import InvalidParams
 from suffuse.graph import Graph, affinity, transition
 from suffuse.neighbors import Neighbors, nearest_to_rows
 from suffuse.offline import BuildSummary, Progress, build
-from suffuse.online import Index
+from suffuse.online import Index, Pooling
 from suffuse.params import Params
 
 
@@ -36,6 +36,7 @@ class Setting:
     regional_params  of the regional index
     seeds            nearest elements of a query vector that diffusion starts from, for global and regional features
     refine           candidates that `refined` looks at again
+    pooling          how `regional` makes one score of an image's regions: "sum", "max" or "gmp"
     weight           share of the regional scores in `fusion` (paper: 0.75)
     expand           neighbours of query expansion
     spectral_rank    eigenvectors of `spectral`
@@ -46,6 +47,7 @@ class Setting:
     seeds: int = 10
     regional_seeds: int = 3
     refine: int = 500
+    pooling: Pooling = "sum"
     weight: float = 0.4
     expand: int = 10
     spectral_rank: int = 500
@@ -92,6 +94,14 @@ class Workshop:
         if self.dataset.regions is None:
             raise InvalidParams(f"{self.dataset.name} has no regional features; leave the regional methods out")
         return self._build("regional", self.dataset.regions, self.setting.regional_params, self.dataset.region_owners)
+
+    @cached_property
+    def unpooled_index(self) -> tuple[Index, BuildSummary]:
+        """The index of regions with columns over regions, for poolings other than the sum."""
+        if self.dataset.regions is None:
+            raise InvalidParams(f"{self.dataset.name} has no regional features; leave the regional methods out")
+        params = replace(self.setting.regional_params, pool="none")
+        return self._build("unpooled", self.dataset.regions, params, self.dataset.region_owners)
 
     @cached_property
     def lists(self) -> tuple[Neighbors, float]:
@@ -209,24 +219,26 @@ def _refined(shop: Workshop) -> Prepared:
     return _searched(shop.graph_index, shop.setting.seeds, shop.setting.refine)
 
 
-def _searched_by_region(shop: Workshop, refine: int) -> Prepared:
-    index, summary = shop.regional_index
+def _searched_by_region(shop: Workshop, refine: int, pooling: Pooling) -> Prepared:
+    index, summary = shop.regional_index if pooling == "sum" else shop.unpooled_index
     setting = shop.setting
 
     def rank(queries: Queries, top: int) -> Ranking:
         assert queries.regions is not None
-        hits = index.search(queries.regions, top, setting.regional_seeds, owners=queries.owners, refine=refine)
+        hits = index.search(
+            queries.regions, top, setting.regional_seeds, owners=queries.owners, refine=refine, pooling=pooling
+        )
         return Ranking(*hits)
 
     return Prepared(rank, sum(summary.seconds.values()), summary.bytes)
 
 
 def _regional(shop: Workshop) -> Prepared:
-    return _searched_by_region(shop, refine=0)
+    return _searched_by_region(shop, refine=0, pooling=shop.setting.pooling)
 
 
 def _regional_refined(shop: Workshop) -> Prepared:
-    return _searched_by_region(shop, refine=shop.setting.refine)
+    return _searched_by_region(shop, refine=shop.setting.refine, pooling="sum")
 
 
 def _online_regional(shop: Workshop) -> Prepared:

@@ -1,5 +1,6 @@
 """Search an index: the nearest elements of a query are its seeds, and their columns add up to the answer."""
 
+import functools
 import itertools
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -12,13 +13,15 @@ from suffuse.features import apply_whitening, check_matrix, check_owners, unit_r
 from suffuse.items import Items
 from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.refine import refine_candidates
-from suffuse.matching import match_regions
+from suffuse.matching import Regions, match_regions, pooling_weights
 from suffuse.neighbors import Features, nearest
 from suffuse.params import Params
 from suffuse.store import Manifest, Stored, is_pooled, open_index
 
 Method = Literal["diffusion", "knn"]
 METHODS = ("diffusion", "knn")
+Pooling = Literal["sum", "max", "gmp"]
+POOLINGS = ("sum", "max", "gmp")
 
 # Entries of a candidate's column that the second look reads, the largest ones. More are slower and not better: with all
 # 500, features that are not whitened lose 5 points, with 20 every set gains or stays (docs/how-it-works.md).
@@ -96,6 +99,7 @@ class Index:
         *,
         method: Method = "diffusion",
         refine: int | None = None,
+        pooling: Pooling = "sum",
         owners: NDArray[Any] | None = None,
     ) -> Hits:
         """The `top` best images for each query (m, d).
@@ -104,6 +108,8 @@ class Index:
         method  "diffusion", or "knn" for the plain ranking by cosine
         refine  candidates that get a second look (500 unless said otherwise, 0 for none): ranked by the cosine between
                 the query's combined vector and their own column, or, in a regional index, between the roots of both
+        pooling how the scores of an image's regions become one: "sum", or, for an index built with pool="none", "max"
+                or "gmp" (generalised max pooling, Iscen et al.: regions that resemble each other count about once)
         owners  which query each row belongs to, where a query has several regions
 
         Images that diffusion reached come first; the rest follow by cosine with the score 0, so that
@@ -121,11 +127,17 @@ class Index:
             _check_count("refine", refine)
         if method not in METHODS:
             raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        if pooling not in POOLINGS:
+            raise InvalidParams(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+        if pooling != "sum" and (self.owners is None or is_pooled(self._stored)):
+            raise InvalidParams(f"pooling must be 'sum' unless the index has regions and pool='none', got {pooling!r}")
         rows = self.prepare(queries)
         query_ptr, rows = _group(rows, owners)
         top = min(int(top), len(self))
         if method == "knn":
             return self._plain(rows, query_ptr, top)
+        if pooling != "sum":
+            return self._pooled(rows, query_ptr, top, min(int(seeds), len(self.features)), pooling)
         return self._diffused(rows, query_ptr, top, min(int(seeds), len(self.features)), min(int(refine), len(self)))
 
     def prepare(self, queries: NDArray[Any]) -> Features:
@@ -136,10 +148,7 @@ class Index:
         return rows if whitening is None else apply_whitening(rows, whitening, "queries")
 
     def _diffused(self, rows: Features, query_ptr: NDArray[np.int64], top: int, seeds: int, refine: int) -> Hits:
-        found = nearest(rows, self.features, seeds)
-        # y: the seeds of each query and their weights, sim ** gamma, clipped at zero.
-        weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
-        y = (query_ptr * seeds, found.ids.ravel(), weights.ravel())
+        y = self._seeds(rows, query_ptr, seeds)
         ids, scores, counts = self._combine(*y, max(top, refine))
         if refine:
             self._refine(*y, Hits(ids[:, :refine], scores[:, :refine]), np.minimum(counts, refine))
@@ -151,10 +160,53 @@ class Index:
             self._fill_by_cosine(rows, query_ptr, hits, np.minimum(counts, top))
         return hits
 
+    def _seeds(
+        self, rows: Features, query_ptr: NDArray[np.int64], seeds: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
+        """y: where the seeds of each query start, the seeds, and their weights, sim ** gamma, clipped at zero."""
+        found = nearest(rows, self.features, seeds)
+        weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
+        return query_ptr * seeds, found.ids.ravel(), weights.ravel()
+
+    def _pooled(self, rows: Features, query_ptr: NDArray[np.int64], top: int, seeds: int, pooling: Pooling) -> Hits:
+        """Diffusion over regions, pooled to images when all regions of a query have been added up."""
+        assert self.owners is not None
+        starts, ids, weights = self._seeds(rows, query_ptr, seeds)
+        hits = Hits(np.zeros((len(starts) - 1, top), np.int64), np.zeros((len(starts) - 1, top), np.float32))
+        counts = np.empty(len(hits.ids), np.int64)
+        for q, (first, last) in enumerate(itertools.pairwise(starts.tolist())):
+            y = (np.array([0, last - first]), ids[first:last], weights[first:last])
+            found, f, reached = self._combine(*y, len(self.features), by_element=True)
+            regions, f = found[0, : reached[0]], f[0, : reached[0]].astype(np.float64)
+            scores = np.zeros(len(self))
+            if pooling == "max":
+                np.maximum.at(scores, self.owners[regions], f)
+            else:
+                np.add.at(scores, self.owners[regions], self._pooling_weights[regions] * f)
+            order = np.lexsort((np.arange(len(scores)), -scores))[:top]
+            counts[q] = int((scores[order] > 0).sum())
+            hits.ids[q], hits.scores[q] = order, np.maximum(scores[order], 0)
+        self._fill_by_cosine(rows, query_ptr, hits, counts)
+        return hits
+
+    @functools.cached_property
+    def _pooling_weights(self) -> NDArray[np.float64]:
+        assert self.owners is not None
+        return pooling_weights(Regions(self.features, self.owners, len(self)))
+
     def _combine(
-        self, query_ptr: NDArray[np.int64], seeds: NDArray[np.int32], weights: NDArray[np.float64], top: int
+        self,
+        query_ptr: NDArray[np.int64],
+        seeds: NDArray[np.int32],
+        weights: NDArray[np.float64],
+        top: int,
+        *,
+        by_element: bool = False,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-        """f = sum_j weights[j] * column[seeds[j]] (Algorithm 1): ids, scores, and how many of each row are set."""
+        """f = sum_j weights[j] * column[seeds[j]] (Algorithm 1): ids, scores, and how many of each row are set.
+
+        Ids are images; elements if `by_element`, where the columns are not pooled.
+        """
         indptr, stored = self._stored.indptr, self._stored
         starts, stops = _check_columns(indptr, np.unique(seeds), len(self._rows))
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -164,7 +216,8 @@ class Index:
         ids, scores = np.zeros((m, top), np.int64), np.zeros((m, top), np.float32)
         counts = np.empty(m, np.int64)
         combine_columns(
-            query_ptr, seeds.view(np.uint32), weights, indptr, self._rows, self._values, self._owners, len(self),
+            query_ptr, seeds.view(np.uint32), weights, indptr, self._rows, self._values,
+            self._owners[:0] if by_element else self._owners, len(self.features) if by_element else len(self),
             ids, scores, counts,
         )  # fmt: skip
         if (counts < 0).any():

@@ -2,8 +2,9 @@
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from suffuse.datasets import Dataset, Regional
     from suffuse.methods import Setting
     from suffuse.tuning import Point
+
+Pooling = Literal["sum", "max", "gmp"]
 
 _DEFAULTS = Params()
 # Queries that are held out of a class set if no number is given: this many, or a tenth.
@@ -81,6 +84,9 @@ def evaluate(
     keep: KeepOption = _DEFAULTS.keep,
     seeds: SeedsOption = 10,
     regional_k: Annotated[int, typer.Option(help="Neighbours in the graph of regions.")] = 50,
+    pooling: Annotated[
+        Pooling, typer.Option(help="How the regional method makes one score of an image's regions.")
+    ] = "sum",
     weight: Annotated[float, typer.Option(help="Share of the regional scores in fusion.")] = 0.4,
     json_out: JsonOption = None,
 ) -> None:
@@ -99,7 +105,7 @@ def evaluate(
         if name not in METHODS:
             raise InvalidParams(f"method {name!r} is unknown; known are: {', '.join(METHODS)}")
     params = Params(k=k, alpha=alpha, truncation=truncation, keep=keep, whiten=whiten, whiten_power=whiten_power)
-    setting = _setting(params, Params(k=regional_k), seeds, weight)
+    setting = replace(_setting(params, Params(k=regional_k), seeds, weight), pooling=pooling)
     status = console(stderr=True)
     with tempfile.TemporaryDirectory() as folder:
         shop = Workshop(dataset, setting, Path(folder))
@@ -290,8 +296,9 @@ def _warnings(dataset: "Dataset", graph: dict[str, float], k: int) -> list[str]:
 
     from suffuse.advice import advise
 
-    judged = next(iter(dataset.protocols.values()))
-    return advise(graph, len(dataset.features), k, np.array([len(judgement.positives) for judgement in judged]))
+    # The widest protocol: what counts is how many images show the same thing, however hard they are to find.
+    positives = [[len(judgement.positives) for judgement in judged] for judged in dataset.protocols.values()]
+    return advise(graph, len(dataset.features), k, np.max(positives, axis=0))
 
 
 def _print_results(dataset: "Dataset", results: "list[Result]") -> None:
