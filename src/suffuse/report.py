@@ -3,11 +3,13 @@
 import base64
 import html
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from suffuse.arrays import write_bytes
+from suffuse.comparison import TIMED_TOP
 from suffuse.errors import InvalidInput
 from suffuse.figures import SEARCHES, STAGES, STYLES, draw_all, inlined
 
@@ -19,7 +21,7 @@ _FIGURES = {
     "fig1": ("Quality against time", "Each line goes from the smallest to the largest L, the elements in a support."),
     "fig4": (
         "Time per query",
-        "The median of single queries on one thread, from the raw query to its first 100 hits.",
+        f"The median of single queries on one thread, from the raw query to its first {TIMED_TOP} hits.",
     ),
     "fig5": (
         "Approximate search",
@@ -126,6 +128,11 @@ def provenance(raw: Mapping[str, Any]) -> str:
     return line
 
 
+def _with_code(text: str) -> str:
+    """Escaped for HTML; what stands between backticks becomes code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
 def page(
     table: Mapping[str, Any],
     tables: Sequence[Table],
@@ -160,7 +167,7 @@ def page(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Diffusion on {name}</title><style>{_STYLE}</style></head><body><main>"
-        f"<h1>Diffusion on {name}</h1><p>{html.escape(provenance(table))}</p>"
+        f"<h1>Diffusion on {name}</h1><p>{_with_code(provenance(table))}</p>"
         + "\n".join(parts)
         + "</main></body></html>\n"
     )

@@ -186,6 +186,7 @@ def reproduce(
     # The name only: the path of somebody's machine has no place in a report.
     words = [f"suffuse reproduce {Path(data).name}", "--revisited" if revisited else "", "--quick" if quick else ""]
     words += [f"--whiten {whiten} --whiten-power {whiten_power:g}" if whiten else "", f"--k {k}"]
+    words += [] if pictures else ["--no-pictures"]
     page = reproduce_paper(
         dataset,
         setting,
