@@ -141,4 +141,4 @@ def _params(directory: Path) -> Params:
 def _write_npz(path: Path, **arrays: NDArray[Any]) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    write_bytes(path, [buffer.getbuffer()])
+    write_bytes(path, [buffer.getvalue()])
