@@ -7,22 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-from suffuse.cli import main
-
-
-@pytest.fixture
-def suffuse(monkeypatch, capsys):
-    """Run the command line in this process; gives exit code, stdout and stderr."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["suffuse", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return run
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -1,7 +1,6 @@
 """Methods by name, side by side; advice; tuning; and the verbs for researchers."""
 
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 from data import clusters, unit
 from suffuse.advice import advise
-from suffuse.cli import main
 from suffuse.comparison import compare, pick, queries_of
 from suffuse.datasets import Dataset
 from suffuse.errors import InvalidInput, InvalidParams
@@ -201,21 +199,6 @@ def files(dataset, tmp_path_factory):
     (folder / "truth.json").write_text(json.dumps(truth))
     np.savez(folder / "classes.npz", features=dataset.features, labels=np.arange(IMAGES) % CLASSES)
     return folder
-
-
-@pytest.fixture
-def suffuse(monkeypatch, capsys):
-    """Run the command line in this process; gives exit code, stdout and stderr."""
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["suffuse", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return run
 
 
 SMALL = ("--k", 8, "--truncation", 40, "--keep", 30, "--seeds", 4)

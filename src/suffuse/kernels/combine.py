@@ -4,7 +4,7 @@ import numpy as np
 from numba.extending import overload
 
 from suffuse.kernels.jit import compiled, f4, f8, helper, i8, readonly, u2, u4, u8, void, writable
-from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
+from suffuse.kernels.select import key_of, write_largest
 
 EMPTY = np.uint32(0xFFFFFFFF)
 
@@ -71,7 +71,6 @@ def combine_columns(query_ptr, seeds, weights, indptr, rows, values, owners, tar
     written to ids[q] and scores[q]; -1 if columns or owners hold an id that does not exist.
     The sum lives in a hash table, so that memory follows the seeds' columns and not the database.
     """
-    top = u8(ids.shape[1])
     largest = u8(0)
     for q in range(u8(query_ptr.shape[0] - 1)):
         entries = u8(0)
@@ -95,11 +94,5 @@ def combine_columns(query_ptr, seeds, weights, indptr, rows, values, owners, tar
                 keys[count] = key_of(score, slots[slot])
                 count += u8(1)
             slots[slot], sums[slot] = EMPTY, f8(0.0)
-        found = min(count, top)
-        if found < count:
-            largest_first(keys, count, found)
-        sort_descending(keys, found)
-        for place in range(found):
-            ids[q, place] = i8(id_of(keys[place]))
-            scores[q, place] = score_of(keys[place])
+        found = write_largest(keys, count, ids[q], scores[q])
         out[q] = i8(found) if sound else i8(-1)

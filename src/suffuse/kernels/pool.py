@@ -4,7 +4,7 @@ import numpy as np
 
 from suffuse.kernels.combine import number
 from suffuse.kernels.jit import compiled, f4, f8, i8, readonly, u2, u4, u8, void, writable
-from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
+from suffuse.kernels.select import key_of, write_largest
 
 _COLUMNS = (readonly(u4, 2), readonly(f4, 2), readonly(i8))
 _POOLED = (writable(u4, 2), writable(f4, 2), writable(i8))
@@ -31,14 +31,7 @@ def pool_columns(rows, values, lengths, owners, images, pooled_rows, pooled_valu
         for t in range(count):
             keys[t] = key_of(sums[u8(touched[t])], touched[t])
             sums[u8(touched[t])] = f8(0.0)
-        keep = min(count, u8(pooled_rows.shape[1]))
-        if keep < count:
-            largest_first(keys, count, keep)
-        sort_descending(keys, keep)
-        for place in range(keep):
-            pooled_rows[column, place] = id_of(keys[place])
-            pooled_values[column, place] = score_of(keys[place])
-        out[column] = i8(keep)
+        out[column] = i8(write_largest(keys, count, pooled_rows[column], pooled_values[column]))
 
 
 _STORED = (readonly(i8), readonly(u4))
@@ -70,11 +63,4 @@ def pool_images(indptr, rows, values, group_ptr, members, images, pooled_rows, p
         for t in range(count):
             keys[t] = key_of(sums[u8(touched[t])] ** 0.5, touched[t])
             sums[u8(touched[t])] = f8(0.0)
-        keep = min(count, u8(pooled_rows.shape[1]))
-        if keep < count:
-            largest_first(keys, count, keep)
-        sort_descending(keys, keep)
-        for place in range(keep):
-            pooled_rows[group, place] = id_of(keys[place])
-            pooled_values[group, place] = score_of(keys[place])
-        out[group] = i8(keep)
+        out[group] = i8(write_largest(keys, count, pooled_rows[group], pooled_values[group]))

@@ -66,3 +66,16 @@ def sort_descending(keys, count):
     ordered = np.sort(keys[:count])
     for position in range(u8(count)):
         keys[position] = ordered[u8(count) - u8(1) - position]
+
+
+@helper
+def write_largest(keys, count, ids, scores):
+    """Write the largest of keys[:count] to ids and scores, largest first, as many as fit; returns how many."""
+    kept = min(u8(count), u8(ids.shape[0]))
+    if kept < u8(count):
+        largest_first(keys, u8(count), kept)
+    sort_descending(keys, kept)
+    for place in range(kept):
+        ids[place] = id_of(keys[place])
+        scores[place] = score_of(keys[place])
+    return kept

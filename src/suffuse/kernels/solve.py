@@ -3,7 +3,7 @@
 import numpy as np
 
 from suffuse.kernels.jit import compiled, f4, f8, helper, i8, readonly, u4, u8, void, writable
-from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
+from suffuse.kernels.select import key_of, write_largest
 from suffuse.kernels.walk import walk_support
 
 _OUTSIDE = np.uint32(0xFFFFFFFF)
@@ -70,14 +70,7 @@ def _store_largest(x, support, size, floor, keys, rows, values):
         if value > floor:
             keys[count] = key_of(value, support[i])
             count += u8(1)
-    keep = min(count, u8(rows.shape[0]))
-    if keep < count:
-        largest_first(keys, count, keep)
-    sort_descending(keys, keep)
-    for i in range(keep):
-        rows[i] = id_of(keys[i])
-        values[i] = score_of(keys[i])
-    return keep
+    return write_largest(keys, count, rows, values)
 
 
 @helper
