@@ -23,8 +23,8 @@ METHODS = ("diffusion", "knn")
 Pooling = Literal["sum", "max", "gmp"]
 POOLINGS = ("sum", "max", "gmp")
 
-# Entries of a candidate's column that the second look reads, the largest ones. More are slower and not better: with all
-# 500, features that are not whitened lose 5 points, with 20 every set gains or stays (docs/how-it-works.md).
+# Entries of a candidate's column that the second look reads, the largest ones. Chosen among 10 to 500 on the sets that
+# docs/how-it-works.md shows: with all 500, features that are not whitened lose 5 points there.
 REFINE_DEPTH = 20
 
 # Candidates that get a second look unless the caller says otherwise.
