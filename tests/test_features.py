@@ -392,3 +392,17 @@ def test_queries_of_other_dimensions_are_refused_with_both_numbers():
 def test_matrices_of_another_kind_are_refused(matrix, message):
     with pytest.raises(InvalidInput, match=message):
         check_matrix(matrix, "queries", least_rows=1)
+
+
+@pytest.mark.parametrize("userblock", [0, 512], ids=["HDF5", "with Matlab's user block"])
+def test_an_hdf5_dataset_in_one_piece_is_memory_mapped_and_a_compressed_one_is_read(tmp_path, userblock):
+    rows = np.random.default_rng(9).standard_normal((7, 5)).astype(np.float32)
+    with h5py.File(tmp_path / "x.h5", "w", userblock_size=userblock) as archive:
+        archive["features"] = rows
+        archive.create_dataset("small", data=rows, compression="gzip")
+    mapped, read = load(tmp_path / "x.h5").features, load(f"{tmp_path / 'x.h5'}::small").features
+    assert isinstance(mapped, np.memmap)
+    assert not mapped.flags.writeable
+    assert not isinstance(read, np.memmap)
+    np.testing.assert_array_equal(mapped, rows)
+    np.testing.assert_array_equal(read, rows)

@@ -6,6 +6,7 @@ Heavy modules are imported inside the commands, so that --help answers at once.
 import functools
 import json
 import logging
+import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -283,7 +284,9 @@ def demo(
 
     with progress_bars() as progress:
         results = run(output, progress)
-    table = Table(title="200 held-out digits searched among 1,597")
+    table = Table(
+        title="200 held-out digits searched among 1,597", caption="times: all 200 queries in one batch, on all cores"
+    )
     table.add_column("method")
     for heading in ("mAP", "ms per query", "offline seconds"):
         table.add_column(heading, justify="right")
@@ -292,7 +295,12 @@ def demo(
         table.add_row(result.method, f"{result.mean_average_precision:.1f}", f"{result.milliseconds:.2f}", offline)
     console(stderr=False).print(table)
     typer.echo(f"The picture: {output / 'digits.png'}", err=True)
-    typer.echo(f"Try it:      suffuse info {output / 'digits.index'}", err=True)
+    typer.echo(f"Try it:      {_program()} info {output / 'digits.index'}", err=True)
+
+
+def _program() -> str:
+    """How this program is called: by its name where the shell finds it, else by its path (`make demo`)."""
+    return "suffuse" if shutil.which("suffuse") else sys.argv[0]
 
 
 def _print_summary(summary: "BuildSummary") -> None:
@@ -313,7 +321,7 @@ def _print_summary(summary: "BuildSummary") -> None:
             f"[yellow]{summary.unconverged:,} of {summary.elements:,} columns did not reach the residual;"
             " raise --iterations or --tolerance[/yellow]"
         )
-    echo(f"Search it: suffuse search {summary.path} QUERIES")
+    echo(f"Search it: {_program()} search {summary.path} QUERIES")
 
 
 def _print_json(index: "Index", hits: "Hits", first: int) -> None:

@@ -231,6 +231,10 @@ def _read_hdf5(file: Path, inside: str) -> Loaded:
         if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
             held = ", ".join(found) or "no matrix"
             raise InvalidInput(f"{file.name} has no dataset {wanted!r}, it holds {held}; choose with {file.name}::NAME")
+        # A dataset that is stored in one piece (neither chunked nor compressed) can be mapped like a .npy file.
+        offset = dataset.id.get_offset()
+        if offset is not None and _is_matrix(dataset) and dataset.size:
+            return Loaded(np.memmap(file, dataset.dtype, mode="r", offset=offset, shape=dataset.shape), None)
         return Loaded(np.asarray(dataset), None)
 
 

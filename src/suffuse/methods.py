@@ -167,11 +167,15 @@ def _graph_bytes(graph: Graph) -> int:
     return sum(array.nbytes for array in graph)
 
 
-def _online(shop: Workshop) -> Prepared:
+def _on_alpha_s(shop: Workshop, kind: type[Online] | type[OnlineLate]) -> Prepared:
     _, s, seconds = shop.graphs
     alpha_s = s._replace(weights=shop.setting.params.alpha * s.weights)
-    method = Online(shop.graph_index[0].features, alpha_s, shop.setting.params, shop.setting.seeds)
+    method = kind(shop.graph_index[0].features, alpha_s, shop.setting.params, shop.setting.seeds)
     return _prepared(shop, method, seconds, _graph_bytes(s))
+
+
+def _online(shop: Workshop) -> Prepared:
+    return _on_alpha_s(shop, Online)
 
 
 def _online_early(shop: Workshop) -> Prepared:
@@ -181,10 +185,7 @@ def _online_early(shop: Workshop) -> Prepared:
 
 
 def _online_late(shop: Workshop) -> Prepared:
-    _, s, seconds = shop.graphs
-    alpha_s = s._replace(weights=shop.setting.params.alpha * s.weights)
-    method = OnlineLate(shop.graph_index[0].features, alpha_s, shop.setting.params, shop.setting.seeds)
-    return _prepared(shop, method, seconds, _graph_bytes(s))
+    return _on_alpha_s(shop, OnlineLate)
 
 
 def _spectral(shop: Workshop) -> Prepared:

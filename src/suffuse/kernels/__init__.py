@@ -8,6 +8,8 @@
     combine     the weighted sum of columns, and its largest entries (Algorithm 1)
     refine      the cosine between a query's combined vector and a candidate's column
     select      the largest few of many
+    match       the best similarity of a query's regions within each image
+    per_query   the diffusion that baselines solve when a query comes
 
-Each has a slow, obvious twin in tests/reference.py.
+Each has a slow, obvious twin in the tests (tests/reference.py, or beside its tests).
 """
