@@ -1,6 +1,9 @@
 """Made-up vectors of known shape, each from a generator that the test passes in."""
 
 import numpy as np
+from hypothesis import strategies as st
+
+seeds_of_rng = st.integers(0, 2**32 - 1)
 
 
 def unit(vectors):
@@ -48,3 +51,10 @@ def network(rng, n, degree):
     weights += weights.T
     roots = np.sqrt(weights.sum(axis=1))
     return weights / np.where(weights > 0, np.outer(roots, roots), 1.0)
+
+
+def some_rows(rng, n=12, d=5, dtype="float32"):
+    """Rows (n, d) of any length, as an extractor leaves them."""
+    if dtype == "uint8":
+        return rng.integers(1, 256, size=(n, d), dtype=np.uint8)
+    return (10 * rng.normal(size=(n, d))).astype(dtype)

@@ -3,6 +3,12 @@
 import numpy as np
 
 
+def unit_rows(matrix):
+    """x_i / |x_i| for each row, float64."""
+    rows = np.asarray(matrix, np.float64)
+    return np.stack([row / np.sqrt((row * row).sum()) for row in rows])
+
+
 def similarities(queries, features):
     """sim(q, i) = q . x_i, (m, n), rounded to float32 at the very end."""
     products = queries.astype(np.float64)[:, None, :] * features.astype(np.float64)[None, :, :]

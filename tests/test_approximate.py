@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
+from builds import directory_bytes
 from data import clusters, duplicated, scattered
 from suffuse import approximate, offline
 from suffuse.diffusion import columns
@@ -237,10 +238,6 @@ def test_a_column_on_a_short_support_is_solved_on_what_was_found(features, tmp_p
 
 
 # Whole builds
-
-
-def directory_bytes(path):
-    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
 
 
 def chosen(**others):

@@ -1,4 +1,4 @@
-"""Each baseline equals its slow, obvious twin in reference_baselines.py, and ranks by the common rule."""
+"""Each baseline of whole images equals its slow, obvious twin in reference_baselines.py, and ranks by one rule."""
 
 import dataclasses
 
@@ -9,174 +9,22 @@ from hypothesis import strategies as st
 
 import reference
 import reference_baselines as twin
-from data import clusters, curves, duplicated, lattice, network, scattered, unit
-from suffuse import baselines, matching
+from data import clusters, curves, duplicated, scattered, seeds_of_rng, unit
+from suffuse import baselines
 from suffuse.baselines import expansion, spectral
 from suffuse.baselines.ranking import Scored, positive_first
-from suffuse.graph import Graph, affinity, transition
-from suffuse.kernels.match import raise_to_best
-from suffuse.kernels.per_query import diffuse_early, diffuse_late, diffuse_whole, rank_positive
-from suffuse.matching import Regions, match_regions, pool_seeds, pooling_weights
-from suffuse.neighbors import Neighbors, nearest, nearest_to_rows
-from suffuse.params import Params
-
-seeds_of_rng = st.integers(0, 2**32 - 1)
-
-N, D, IMAGES = 90, 10, 31
-EXACT = 1000  # iterations, far more than conjugate gradient needs
-PARAMS = Params(k=8, truncation=30, alpha=0.95, tolerance=1e-10)
-# Image 30 has no regions; the others about three each, in no order.
-OWNERS = np.random.default_rng(5).permutation(np.arange(N) % 30).astype(np.int32)
-
-
-@dataclasses.dataclass
-class World:
-    """A small gallery with its graph, sparse for the methods and dense for their twins."""
-
-    features: np.ndarray
-    neighbors: Neighbors
-    a: Graph
-    s: Graph
-    alpha_s: Graph
-    dense_a: np.ndarray
-    dense_s: np.ndarray
-
-    def method(self, name, **changes):
-        """A method by name, made from this gallery."""
-        params = dataclasses.replace(PARAMS, **changes)
-        return {
-            "knn": lambda: baselines.Cosine(self.features),
-            "aqe": lambda: baselines.QueryExpansion(self.features),
-            "alpha-qe": lambda: baselines.QueryExpansion(self.features, alpha=3.0),
-            "dba": lambda: baselines.Cosine(baselines.augment_database(self.features, self.neighbors, 5)),
-            "online": lambda: baselines.Online(self.features, self.alpha_s, params, 5, EXACT),
-            "online-early": lambda: baselines.OnlineEarly(self.features, self.a, params, 5, EXACT),
-            "online-late": lambda: baselines.OnlineLate(self.features, self.alpha_s, params, 5, EXACT),
-            "spectral": lambda: baselines.Spectral.build(self.features, self.s, params, 20, 5),
-        }[name]()
-
+from suffuse.matching import Regions
+from suffuse.neighbors import nearest
+from worlds import EXACT, IMAGES, OWNERS, PARAMS, D, N, assert_ranks, scores_by_id, world_of
 
 GLOBAL = ["knn", "aqe", "alpha-qe", "dba", "online", "online-early", "online-late", "spectral"]
 DIFFUSED = ["online", "online-early", "online-late", "spectral"]
-
-
-def world_of(features):
-    neighbors = nearest_to_rows(features, 0, len(features), PARAMS.k)
-    a = affinity(neighbors, PARAMS.gamma)
-    s = transition(a)
-    alpha_s = s._replace(weights=PARAMS.alpha * s.weights)
-    return World(features, neighbors, a, s, alpha_s, reference.dense(a), reference.dense(s))
-
-
-@pytest.fixture(scope="module")
-def world():
-    """Half a gallery of curves, half of scattered points: several components, nodes without neighbours among them."""
-    rng = np.random.default_rng(1)
-    made = world_of(np.concatenate([curves(rng, 60, D), scattered(rng, N - 60, D)]))
-    assert len({tuple(row) for row in twin.reachable(made.dense_s)}) > 3
-    return made
 
 
 @pytest.fixture(scope="module")
 def queries():
     rng = np.random.default_rng(2)
     return np.concatenate([curves(np.random.default_rng(1), 6, D), scattered(rng, 6, D)])
-
-
-@pytest.fixture(scope="module")
-def regions(world):
-    return Regions(world.features, OWNERS, IMAGES)
-
-
-@pytest.fixture(scope="module")
-def images():
-    """Global features of the images."""
-    return clusters(np.random.default_rng(6), IMAGES, 7, spread=1.0)
-
-
-def grouped(rng, sizes):
-    """Query regions, and where those of each query begin."""
-    return scattered(rng, sum(sizes), D), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-
-def scores_by_id(ranking, n):
-    """The scores of full rankings, (m, n), by id."""
-    scores = np.empty(ranking.scores.shape)
-    np.put_along_axis(scores, ranking.ids, ranking.scores, axis=1)
-    assert scores.shape[1] == n
-    return scores
-
-
-def assert_ranks(ranking, expected, similarities):
-    """Full rankings agree with expected scores (m, n) up to rounding, and follow the common rule to the letter."""
-    found = scores_by_id(ranking, expected.shape[1])
-    np.testing.assert_allclose(found, np.maximum(expected, 0), rtol=1e-4, atol=1e-6 * expected.max())
-    for ids, scores, sims in zip(ranking.ids, found, similarities, strict=True):
-        assert ids.tolist() == twin.ranked(scores, sims)
-
-
-# --- the kernels
-
-
-@settings(deadline=None, max_examples=40)
-@given(seed=seeds_of_rng, n=st.integers(1, 40), degree=st.integers(1, 8), share=st.floats(0, 1))
-def test_a_query_solved_on_a_slice_or_the_whole_graph_equals_a_dense_solution(seed, n, degree, share):
-    rng = np.random.default_rng(seed)
-    s = network(rng, n, degree)
-    support = rng.permutation(n)[: max(1, int(share * n))]
-    y = np.zeros(n)
-    y[support[:5]] = rng.uniform(0, 3, min(5, len(support)))
-    f = np.empty(len(support))
-    diffuse_late(support.astype(np.uint32), *reference.compressed(0.95 * s), EXACT, 1e-12, y[support], f)
-    np.testing.assert_allclose(f, twin.solved(0.95 * s, support, y)[support], rtol=1e-7, atol=1e-10)
-    # S in the place of A: any symmetric matrix without negative entries will do.
-    diffuse_early(support.astype(np.uint32), *reference.compressed(s), 0.95, EXACT, 1e-12, y[support], f)
-    np.testing.assert_allclose(f, twin.solved_early(s, 0.95, support, y)[support], rtol=1e-7, atol=1e-10)
-    whole = np.empty(n)
-    diffuse_whole(*reference.compressed(0.95 * s), EXACT, 1e-12, y, whole)
-    np.testing.assert_allclose(whole, twin.solved(0.95 * s, np.arange(n), y), rtol=1e-7, atol=1e-10)
-
-
-def test_a_query_without_weight_on_any_seed_reaches_nothing():
-    f = np.full(30, 7.0)
-    diffuse_whole(*reference.compressed(0.9 * network(np.random.default_rng(0), 30, 4)), 20, 1e-6, np.zeros(30), f)
-    np.testing.assert_array_equal(f, np.zeros(30))
-
-
-def test_the_tolerance_is_relative_to_the_query():
-    graph = reference.compressed(0.9 * network(np.random.default_rng(0), 30, 4))
-    y, f, tiny = np.random.default_rng(1).random(30), np.empty(30), np.empty(30)
-    diffuse_whole(*graph, EXACT, 1e-3, y, f)
-    diffuse_whole(*graph, EXACT, 1e-3, 2.0**-60 * y, tiny)
-    np.testing.assert_array_equal(2.0**60 * tiny, f)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    scores=st.lists(st.sampled_from([-1.0, -0.0, 0.0, 1e-60, 0.25, 0.25 + 1e-12, 0.5, 3.0]), min_size=1, max_size=30),
-    seed=seeds_of_rng,
-    data=st.data(),
-)
-def test_the_largest_positive_scores_are_ranked_with_ties_by_id(scores, seed, data):
-    ids = np.random.default_rng(seed).permutation(100)[: len(scores)].astype(np.uint32)
-    top = data.draw(st.integers(1, len(scores) + 3))
-    found, out = np.full(top, -7, np.int64), np.full(top, -7, np.float32)
-    count = rank_positive(ids, np.array(scores), found, out)
-    rounded = dict(zip(ids.tolist(), np.array(scores, np.float32).tolist(), strict=True))
-    expected = sorted((i for i in rounded if rounded[i] > 0), key=lambda i: (-rounded[i], i))[:top]
-    assert found.tolist() == expected + [-7] * (top - count)
-    assert out[:count].tolist() == [rounded[i] for i in expected]
-
-
-@settings(deadline=None, max_examples=30)
-@given(seed=seeds_of_rng, n=st.integers(1, 40), width=st.integers(1, 20))
-def test_the_best_of_an_image_is_the_largest_of_its_regions(seed, n, width):
-    rng = np.random.default_rng(seed)
-    sims, owners = rng.normal(size=(n, width)).astype(np.float32), rng.integers(9, size=n).astype(np.uint32)
-    best = np.full((9, width), -np.inf, np.float32)
-    raise_to_best(sims, owners, best)
-    expected = [sims[owners == image].max(axis=0, initial=-np.inf) for image in range(9)]
-    np.testing.assert_array_equal(best, expected)
 
 
 # --- the common rule
@@ -389,121 +237,6 @@ def test_lanczos_and_the_dense_algorithm_agree_and_repeat(monkeypatch):
     sparse = scores()
     np.testing.assert_allclose(sparse, dense, atol=2e-6)
     np.testing.assert_array_equal(scores(), sparse)
-
-
-# --- regions
-
-
-def test_r_match_by_hand():
-    gallery = Regions(np.array([[1, 0], [0, 1], [0.6, 0.8]], np.float32), np.array([0, 2, 0], np.int32), 3)
-    query = np.array([[1, 0], [0, 1]], np.float32)
-    # Image 0: best 1 for the first region, 0.8 for the second; image 2: 0 and 1; image 1 has no regions.
-    ranking = baselines.r_match(query, np.array([0, 2]), gallery, 3)
-    assert ranking.ids.tolist() == [[0, 2, 1]]
-    np.testing.assert_allclose(ranking.scores, [[1.8, 1.0, -np.inf]])
-
-
-@settings(deadline=None, max_examples=30)
-@given(seed=seeds_of_rng, top=st.integers(1, 12))
-def test_r_match_equals_its_definition_with_ties_by_id(seed, top):
-    rng = np.random.default_rng(seed)
-    features, query = lattice(rng, 30, 8), lattice(rng, 5, 8)
-    gallery = Regions(features, rng.integers(9, size=30).astype(np.int32), 9)
-    match = np.stack([reference.match(part, features, gallery.owners, 9) for part in (query[:2], query[2:])])
-    ranking = baselines.RMatch(gallery).rank(query, np.array([0, 2, 5]), top)
-    np.testing.assert_array_equal(ranking.ids, np.argsort(-match, axis=1, kind="stable")[:, :top])
-    np.testing.assert_array_equal(ranking.scores, np.take_along_axis(match, ranking.ids, axis=1))
-
-
-def test_matches_are_the_same_in_blocks_and_without_owners(world, monkeypatch):
-    query = scattered(np.random.default_rng(7), 3, D)
-    regional = match_regions(query, world.features, OWNERS, IMAGES)
-    plain = match_regions(query, world.features, None, N)
-    np.testing.assert_allclose(plain, reference.similarities(query, world.features).sum(axis=0), atol=1e-6)
-    monkeypatch.setattr(matching, "_BLOCK_ROWS", 7)
-    np.testing.assert_allclose(match_regions(query, world.features, OWNERS, IMAGES), regional, atol=1e-6)
-    np.testing.assert_allclose(match_regions(query, world.features, None, N), plain, atol=1e-6)
-
-
-def test_r_match_with_expansion_is_r_match_of_the_expanded_regions(world, regions):
-    query, ptr = grouped(np.random.default_rng(8), [3, 1])
-    ids, sims = reference.nearest(query, world.features, 10)
-    better = twin.expanded(query, world.features, ids, sims, 0.0).astype(np.float32)
-    expected = np.stack([reference.match(better[a:b], world.features, OWNERS, IMAGES) for a, b in [(0, 3), (3, 4)]])
-    ranking = baselines.RMatchExpansion(regions).rank(query, ptr, IMAGES)
-    np.testing.assert_array_equal(ranking.ids, np.argsort(-expected, axis=1, kind="stable"))
-    np.testing.assert_allclose(ranking.scores[:, :-1], -np.sort(-expected, axis=1)[:, :-1], atol=1e-5)
-
-
-@settings(deadline=None, max_examples=30)
-@given(seed=seeds_of_rng, chosen=st.sets(st.integers(0, 8), max_size=9))
-def test_the_members_of_images_are_their_regions_image_after_image(seed, chosen):
-    rng = np.random.default_rng(seed)
-    gallery = Regions(np.empty((20, 2), np.float32), rng.integers(9, size=20).astype(np.int32), 9)
-    images, starts, rows = gallery.members(rng.permutation(np.array(sorted(chosen), np.int32)))
-    assert images.tolist() == [i for i in sorted(chosen) if i in gallery.owners]
-    for image, members in zip(images, np.split(rows, starts[1:]), strict=False):
-        assert members.tolist() == np.flatnonzero(gallery.owners == image).tolist()
-    assert len(rows) == np.isin(gallery.owners, list(chosen)).sum()
-
-
-def test_seeds_of_several_regions_are_summed_before_the_best_are_kept():
-    found = Neighbors(np.array([[4, 7, 2], [7, 9, 4]], np.int32), np.array([[0.5, 0.5, 0.25], [0.25, 0.5, 0.25]], "f4"))
-    pooled = pool_seeds(found, 3)
-    assert pooled.ids.tolist() == [[4, 7, 9]]
-    assert pooled.sims.tolist() == [[0.75, 0.75, 0.5]]
-
-
-def test_weights_of_generalised_max_pooling_count_equal_regions_once():
-    equal = np.tile(unit([[3.0, 4.0]]), (5, 1))
-    gallery = Regions(np.concatenate([equal, [[0, 1]]]).astype(np.float32), np.array([0] * 5 + [2], np.int32), 3)
-    weights = pooling_weights(gallery, ridge=1e-3)
-    np.testing.assert_allclose(weights[:5].sum(), 1.0, rtol=1e-3)
-    np.testing.assert_allclose(pooling_weights(gallery), [1 / 6] * 5 + [1 / 2], rtol=1e-6)
-
-
-@pytest.mark.parametrize("slicing", ["early", "late"])
-@pytest.mark.parametrize("pooling", [np.add, np.maximum])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_regional_diffusion_equals_a_dense_solution_on_the_regions_of_the_nearest_images(
-    world, regions, images, slicing, pooling, weighted
-):
-    params = dataclasses.replace(PARAMS, truncation=12)
-    weights = pooling_weights(regions) if weighted else None
-    graph = world.a if slicing == "early" else world.alpha_s
-    method = baselines.OnlineRegional(
-        images, regions, graph, params, 9, EXACT, slicing=slicing, pooling=pooling, weights=weights
-    )
-    rng = np.random.default_rng(9)
-    query, ptr = grouped(rng, [3, 1, 4])
-    queries = scattered(rng, 3, 7)
-    expected = np.zeros((3, IMAGES))
-    for q, bound in enumerate(reference.nearest(queries, images, 12)[0]):
-        rows = np.flatnonzero(np.isin(OWNERS, bound))
-        y = twin.regional_seeds(query[ptr[q] : ptr[q + 1]], world.features, rows, 9, PARAMS.gamma)
-        if slicing == "early":
-            f = twin.solved_early(world.dense_a, PARAMS.alpha, rows, y)
-        else:
-            f = twin.solved(PARAMS.alpha * world.dense_s, rows, y)
-        f = f * weights if weighted else f
-        for image in bound:
-            if image in OWNERS:
-                expected[q, image] = pooling.reduce(f[image == OWNERS])
-    ranking = method.rank(query, ptr, IMAGES, queries)
-    assert_ranks(ranking, expected, reference.similarities(queries, images))
-    for q in range(3):
-        part = query[ptr[q] : ptr[q + 1]]
-        alone = method.rank(part, np.array([0, len(part)]), IMAGES, queries[q : q + 1])
-        np.testing.assert_array_equal(alone.ids[0], ranking.ids[q])
-        np.testing.assert_array_equal(alone.scores[0], ranking.scores[q])
-
-
-def test_regional_diffusion_over_images_without_regions_is_the_ranking_by_global_features(world, regions, images):
-    params = dataclasses.replace(PARAMS, truncation=1)
-    query, ptr = grouped(np.random.default_rng(9), [2])
-    ranking = baselines.OnlineRegional(images, regions, world.a, params).rank(query, ptr, IMAGES, images[30:])
-    np.testing.assert_array_equal(ranking.ids, reference.nearest(images[30:], images, IMAGES)[0])
-    assert not ranking.scores.any()
 
 
 def test_every_baseline_can_be_imported_from_the_package():

@@ -84,9 +84,22 @@ def test_named_methods_of_the_core_are_what_the_index_answers(shop, dataset):
     assert (paper.support, paper.keep) == ("features", paper.truncation)
 
 
+def test_matched_walks_from_the_best_matches_of_regions(shop, dataset):
+    queries = queries_of(dataset)
+    matched, found = prepare("r-match", shop).rank(queries, IMAGES), prepare("matched", shop).rank(queries, IMAGES)
+    seeds, sims = matched.ids[:, : SETTING.seeds], matched.scores[:, : SETTING.seeds]
+    expected = shop.graph_index[0].combine(seeds, np.maximum(sims, 0), IMAGES, refine=SETTING.refine)
+    for q in range(len(found.ids)):
+        reached = expected.ids[q] >= 0
+        assert found.ids[q][reached].tolist() == expected.ids[q][reached].tolist()
+        # What diffusion did not reach follows in the order of the matches.
+        rest = [image for image in matched.ids[q] if image not in expected.ids[q]]
+        assert found.ids[q][~reached].tolist() == rest
+
+
 def test_fusion_is_the_weighted_mean_of_scaled_scores(shop, dataset):
     queries, weight = queries_of(dataset), SETTING.weight
-    ours, theirs = (scaled(prepare(name, shop).rank(queries, IMAGES)) for name in ("refined", "regional-refined"))
+    ours, theirs = (scaled(prepare(name, shop).rank(queries, IMAGES)) for name in ("matched", "regional-refined"))
     assert ours.max(axis=1) == pytest.approx(np.ones(10))
     fused = scaled(prepare("fusion", shop).rank(queries, IMAGES))
     expected = (1 - weight) * ours + weight * theirs

@@ -1,181 +1,23 @@
-"""Features at the border: every reader and type gives unit rows, and whitening is the PCA it says it is."""
+"""Features at the border: rows of unit length in any block, whitening that is the PCA it says, owners, refusals."""
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
+from data import seeds_of_rng, some_rows
 from suffuse import features
 from suffuse.errors import InvalidInput
 from suffuse.features import (
-    ACCEPTED_TYPES,
     Whitening,
     apply_whitening,
     check_matrix,
     check_owners,
     learn_whitening,
-    load,
-    load_owners,
     unit_blocks,
     unit_rows,
 )
-
-
-def obvious_unit_rows(matrix):
-    rows = np.asarray(matrix, np.float64)
-    return np.stack([row / np.sqrt((row * row).sum()) for row in rows])
-
-
-def some_rows(rng, n=12, d=5, dtype="float32"):
-    if dtype == "uint8":
-        return rng.integers(1, 256, size=(n, d), dtype=np.uint8)
-    return (10 * rng.normal(size=(n, d))).astype(dtype)
-
-
-def write_npy(path, matrix):
-    np.save(path.with_suffix(".npy"), matrix)
-    return path.with_suffix(".npy")
-
-
-def write_npy_in_fortran_order(path, matrix):
-    return write_npy(path, np.asfortranarray(matrix))
-
-
-def write_npy_of_the_other_byte_order(path, matrix):
-    return write_npy(path, matrix.astype(matrix.dtype.newbyteorder(">")))
-
-
-def write_npz(path, matrix):
-    np.savez(path.with_suffix(".npz"), features=matrix, other=np.zeros(3))
-    return path.with_suffix(".npz")
-
-
-def write_compressed_npz(path, matrix):
-    np.savez_compressed(path.with_suffix(".npz"), features=matrix)
-    return path.with_suffix(".npz")
-
-
-def write_npz_under_another_name(path, matrix):
-    np.savez(path.with_suffix(".npz"), features=np.zeros(1), gallery=matrix)
-    return f"{path.with_suffix('.npz')}::gallery"
-
-
-def write_h5(path, matrix):
-    with h5py.File(path.with_suffix(".h5"), "w") as archive:
-        archive["features"] = matrix
-        archive["other"] = np.zeros((3, 3))
-    return path.with_suffix(".h5")
-
-
-def write_h5_with_one_matrix(path, matrix):
-    with h5py.File(path.with_suffix(".hdf5"), "w") as archive:
-        archive["deep/inside"] = matrix
-        archive["labels"] = np.arange(len(matrix))
-    return path.with_suffix(".hdf5")
-
-
-def write_h5_with_a_chosen_matrix(path, matrix):
-    with h5py.File(path.with_suffix(".h5"), "w") as archive:
-        archive["features"] = np.zeros((3, 3))
-        archive["group/name"] = matrix
-    return f"{path.with_suffix('.h5')}::group/name"
-
-
-def write_mat(path, matrix):
-    """As Matlab writes X with one column per image: a 512-byte block of text, and the transposed matrix."""
-    file = path.with_suffix(".mat")
-    with h5py.File(file, "w", userblock_size=512) as archive:
-        archive["X"] = matrix
-        archive["X"].attrs["MATLAB_class"] = np.bytes_("double")
-    with file.open("r+b") as stream:
-        stream.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(116) + b"\0" * 8 + b"\x00\x02IM")
-    return file
-
-
-WRITERS = [
-    write_npy,
-    write_npy_in_fortran_order,
-    write_npy_of_the_other_byte_order,
-    write_npz,
-    write_compressed_npz,
-    write_npz_under_another_name,
-    write_h5,
-    write_h5_with_one_matrix,
-    write_h5_with_a_chosen_matrix,
-    write_mat,
-]
-
-
-@pytest.mark.parametrize("dtype", ACCEPTED_TYPES)
-@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_every_kind_of_file_and_every_type_gives_the_rows_that_were_written(tmp_path, write, dtype):
-    matrix = some_rows(np.random.default_rng(1), dtype=dtype)
-    loaded = load(write(tmp_path / "features", matrix)).features
-    np.testing.assert_array_equal(loaded, matrix)
-    rows = unit_rows(loaded, "features")
-    assert (rows.dtype, rows.flags.c_contiguous) == (np.float32, True)
-    np.testing.assert_allclose(rows, obvious_unit_rows(matrix), rtol=1e-7, atol=0)
-
-
-def write_fvecs(path, matrix):
-    words = np.empty((len(matrix), matrix.shape[1] + 1), "<i4")
-    words[:, 0] = matrix.shape[1]
-    words[:, 1:] = matrix.astype("<f4").view("<i4")
-    words.tofile(path)
-    return path
-
-
-def test_fvecs_files_give_the_rows_that_were_written(tmp_path):
-    matrix = some_rows(np.random.default_rng(2))
-    loaded = load(write_fvecs(tmp_path / "features.fvecs", matrix)).features
-    assert loaded.dtype == np.float32
-    np.testing.assert_array_equal(loaded, matrix)
-    np.testing.assert_allclose(unit_rows(loaded, "features"), obvious_unit_rows(matrix), rtol=1e-7, atol=0)
-
-
-def base_map(array):
-    while array is not None and not (isinstance(array, np.memmap) and array.filename):
-        array = array.base
-    return array
-
-
-@pytest.mark.parametrize("kind", ["npy", "fvecs"])
-def test_npy_and_fvecs_files_are_memory_mapped_and_read_only(tmp_path, kind):
-    matrix = some_rows(np.random.default_rng(3))
-    path = tmp_path / f"features.{kind}"
-    if kind == "npy":
-        np.save(path, matrix)
-    else:
-        write_fvecs(path, matrix)
-    for transpose in (False, True):
-        loaded = load(path, transpose=transpose).features
-        assert base_map(loaded) is not None
-        with pytest.raises(ValueError, match="read-only"):
-            loaded[0, 0] = 1
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".h5"])
-def test_transpose_turns_columns_into_rows(tmp_path, suffix):
-    matrix = some_rows(np.random.default_rng(4))
-    writers = {".npy": write_npy, ".npz": write_npz, ".h5": write_h5}
-    path = writers[suffix](tmp_path / "features", np.ascontiguousarray(matrix.T))
-    np.testing.assert_array_equal(load(path, transpose=True).features, matrix)
-    assert load(path).features.shape == (5, 12)
-
-
-def test_a_suffix_in_capitals_is_the_same_kind(tmp_path):
-    matrix = some_rows(np.random.default_rng(5))
-    write_npy(tmp_path / "features", matrix).rename(tmp_path / "FEATURES.NPY")
-    np.testing.assert_array_equal(load(str(tmp_path / "FEATURES.NPY")).features, matrix)
-
-
-def test_labels_of_an_npz_file_come_with_the_features_and_other_files_have_none(tmp_path):
-    matrix = some_rows(np.random.default_rng(6))
-    np.savez(tmp_path / "both.npz", features=matrix, labels=np.arange(12) % 3)
-    np.testing.assert_array_equal(load(tmp_path / "both.npz").labels, np.arange(12) % 3)
-    assert load(write_npz(tmp_path / "features", matrix)).labels is None
-    assert load(write_npy(tmp_path / "features", matrix)).labels is None
 
 
 @pytest.mark.parametrize("scale", [1e300, 1e-300, 5e-324])
@@ -183,7 +25,7 @@ def test_huge_and_tiny_values_keep_their_direction(scale):
     matrix = np.array([[1.0, 2.0, -2.0], [0.0, 0.0, 3.0], [-4.0, 0.0, 3.0]])
     if scale == 5e-324:  # the smallest number there is: it cannot hold fractions, these rows need none
         matrix = np.array([[1.0, 2.0, -2.0], [0.0, 0.0, 1.0]])
-    np.testing.assert_allclose(unit_rows(matrix * scale, "features"), obvious_unit_rows(matrix), rtol=1e-7)
+    np.testing.assert_allclose(unit_rows(matrix * scale, "features"), reference.unit_rows(matrix), rtol=1e-7)
 
 
 def test_a_row_may_hold_huge_and_tiny_values_together():
@@ -250,7 +92,7 @@ def test_a_row_that_whitening_leaves_without_direction_is_named(monkeypatch):
 
 def obvious_pca(matrix):
     """Mean, eigenvalues (largest first) and eigenvectors of the covariance of the unit rows, by the SVD."""
-    rows = obvious_unit_rows(matrix)
+    rows = reference.unit_rows(matrix)
     mean = rows.mean(axis=0)
     _, singular, axes = np.linalg.svd(rows - mean, full_matrices=False)
     return mean, singular**2 / len(rows), axes.T
@@ -293,9 +135,7 @@ def test_the_same_gallery_in_another_order_gives_the_same_whitening_signs_includ
 
 
 @settings(deadline=None, max_examples=30)
-@given(
-    seed=st.integers(0, 2**32 - 1), n=st.integers(1, 40), d=st.integers(2, 20), power=st.sampled_from([0.0, 0.5, 1.0])
-)
+@given(seed=seeds_of_rng, n=st.integers(1, 40), d=st.integers(2, 20), power=st.sampled_from([0.0, 0.5, 1.0]))
 def test_whitening_a_batch_equals_whitening_row_by_row(seed, n, d, power):
     rng = np.random.default_rng(seed)
     whitening = learn_whitening(rng.normal(size=(60, d)), "features", max(1, d // 2), power)
@@ -303,7 +143,7 @@ def test_whitening_a_batch_equals_whitening_row_by_row(seed, n, d, power):
     batch = apply_whitening(rows, whitening, "queries")
     singles = np.concatenate([apply_whitening(rows[i : i + 1], whitening, "queries") for i in range(n)])
     np.testing.assert_array_equal(batch, singles)
-    expected = obvious_unit_rows((rows.astype(np.float64) - whitening.mean) @ whitening.projection)
+    expected = reference.unit_rows((rows.astype(np.float64) - whitening.mean) @ whitening.projection)
     np.testing.assert_allclose(batch, expected, rtol=1e-5, atol=1e-7)
 
 
@@ -367,11 +207,6 @@ def test_owners_that_cannot_be_are_refused(owners, message):
         check_owners(owners, 3, "owners")
 
 
-def test_owners_are_read_from_an_npy_file(tmp_path):
-    np.save(tmp_path / "owners.npy", np.array([0, 0, 1]))
-    np.testing.assert_array_equal(load_owners(str(tmp_path / "owners.npy")), [0, 0, 1])
-
-
 def test_queries_of_other_dimensions_are_refused_with_both_numbers():
     with pytest.raises(
         InvalidInput, match="queries have 4 dimensions, the index has 8; build and search with the same"
@@ -392,17 +227,3 @@ def test_queries_of_other_dimensions_are_refused_with_both_numbers():
 def test_matrices_of_another_kind_are_refused(matrix, message):
     with pytest.raises(InvalidInput, match=message):
         check_matrix(matrix, "queries", least_rows=1)
-
-
-@pytest.mark.parametrize("userblock", [0, 512], ids=["HDF5", "with Matlab's user block"])
-def test_an_hdf5_dataset_in_one_piece_is_memory_mapped_and_a_compressed_one_is_read(tmp_path, userblock):
-    rows = np.random.default_rng(9).standard_normal((7, 5)).astype(np.float32)
-    with h5py.File(tmp_path / "x.h5", "w", userblock_size=userblock) as archive:
-        archive["features"] = rows
-        archive.create_dataset("small", data=rows, compression="gzip")
-    mapped, read = load(tmp_path / "x.h5").features, load(f"{tmp_path / 'x.h5'}::small").features
-    assert isinstance(mapped, np.memmap)
-    assert not mapped.flags.writeable
-    assert not isinstance(read, np.memmap)
-    np.testing.assert_array_equal(mapped, rows)
-    np.testing.assert_array_equal(read, rows)

@@ -14,13 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from data import clusters, curves, duplicated, lattice, scattered
+from data import clusters, curves, duplicated, lattice, scattered, seeds_of_rng
 from suffuse import neighbors
 from suffuse.neighbors import load_faiss, nearest, nearest_to_rows, one_thread
 
 VARIABLE = "OPENBLAS_CORETYPE"
-
-seeds_of_rng = st.integers(0, 2**32 - 1)
 
 
 def same_bytes(found, expected):

@@ -177,6 +177,25 @@ def check_owners(owners: Any, regions: int, name: str) -> NDArray[np.int32]:
     return owners.astype(np.int32)
 
 
+def check_seeds(ids: Any, sims: Any, elements: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Seeds and similarities (m, s) from another search; a negative id, nothing found, becomes the similarity 0."""
+    ids, sims = np.asarray(ids), np.asarray(sims)
+    if ids.ndim != 2 or ids.shape != sims.shape or 0 in ids.shape:
+        raise InvalidInput(f"ids and sims must be of one shape, (queries, seeds), got {ids.shape} and {sims.shape}")
+    if ids.dtype.kind not in "iu":
+        raise InvalidInput(f"ids must be whole numbers, got {ids.dtype}")
+    if sims.dtype.kind not in "iuf":
+        raise InvalidInput(f"sims must be numbers, got {sims.dtype}")
+    if len(bad := np.argwhere(ids >= elements)):
+        q, s = bad[0]
+        raise InvalidInput(f"seed {s} of query {q} is element {ids[q, s]}, but there are {elements}, numbered from 0")
+    found = ids >= 0
+    if len(bad := np.argwhere(found & ~np.isfinite(sims))):
+        q, s = bad[0]
+        raise InvalidInput(f"the similarity of seed {s} of query {q} is {sims[q, s]}; similarities must be finite")
+    return np.where(found, ids, 0).astype(np.int32), np.where(found, sims, 0).astype(np.float64)
+
+
 def _read_npy(file: Path, inside: str) -> Loaded:
     _no_dataset(file, inside)
     _check_magic(file, _NPY_MAGIC, "a .npy file")

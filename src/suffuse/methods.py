@@ -37,7 +37,7 @@ class Setting:
     seeds            nearest elements of a query vector that diffusion starts from, for global and regional features
     refine           candidates that `refined` looks at again
     pooling          how `regional` makes one score of an image's regions: "sum", "max" or "gmp"
-    weight           share of the regional scores in `fusion` (paper: 0.75)
+    weight           share of the regional scores in `fusion` (the paper, which fuses with other global scores: 0.75)
     expand           neighbours of query expansion
     spectral_rank    eigenvectors of `spectral`
     """
@@ -48,7 +48,7 @@ class Setting:
     regional_seeds: int = 3
     refine: int = 500
     pooling: Pooling = "sum"
-    weight: float = 0.4
+    weight: float = 0.2
     expand: int = 10
     spectral_rank: int = 500
 
@@ -282,13 +282,32 @@ def _r_match_aqe(shop: Workshop) -> Prepared:
     return _matched(shop, lambda gallery: RMatchExpansion(gallery, shop.setting.expand))
 
 
+def _matched_seeds(shop: Workshop) -> Prepared:
+    """Seeds by R-match, walks on the graph of global features: regions say where to start, images where to go."""
+    index, built = shop.graph_index
+    regions, setting = _r_match(shop), shop.setting
+
+    def rank(queries: Queries, top: int) -> Ranking:
+        seeds = regions.rank(queries, max(setting.seeds, top))
+        first = slice(0, setting.seeds)
+        # An image without regions has the score -inf.
+        hits = index.combine(seeds.ids[:, first], np.maximum(seeds.scores[:, first], 0), top, refine=setting.refine)
+        for q, found in enumerate(hits.ids):
+            unreached = found < 0
+            rest = seeds.ids[q][~np.isin(seeds.ids[q], found)]
+            found[unreached] = rest[: unreached.sum()]
+        return Ranking(*hits)
+
+    return Prepared(rank, sum(built.seconds.values()), built.bytes + regions.bytes)
+
+
 def _pointers(owners: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where the regions of each query start; owners are sorted."""
     return np.concatenate([[0], np.cumsum(np.bincount(owners))]).astype(np.int64)
 
 
 def _fusion(shop: Workshop) -> Prepared:
-    ours, regional = _refined(shop), _regional_refined(shop)
+    ours, regional = _matched_seeds(shop), _regional_refined(shop)
     images, weight = len(shop.graph_index[0]), shop.setting.weight
 
     def rank(queries: Queries, top: int) -> Ranking:
@@ -327,12 +346,15 @@ METHODS: dict[str, Method] = {
     "refined": Method(_refined, "ours, with a second look at the first hits"),
     "r-match": Method(_r_match, "best similarity of each query region, summed", regional=True),
     "r-match-aqe": Method(_r_match_aqe, "the same with expanded query regions", regional=True),
+    "matched": Method(
+        _matched_seeds, "ours: seeds by r-match, columns of the global graph, with a second look", regional=True
+    ),
     "online-regional": Method(
         _online_regional, "regional diffusion per query on the regions of the nearest images (Iscen)", regional=True
     ),
     "regional": Method(_regional, "offline diffusion over regions, pooled to images", regional=True),
     "regional-refined": Method(_regional_refined, "the same, with a second look at the first hits", regional=True),
-    "fusion": Method(_fusion, "weighted mean of regional-refined and refined scores", regional=True),
+    "fusion": Method(_fusion, "weighted mean of regional-refined and matched scores", regional=True),
 }
 
 

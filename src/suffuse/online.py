@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.errors import IndexBroken, InvalidInput, InvalidParams
-from suffuse.features import apply_whitening, check_matrix, check_owners, unit_rows
+from suffuse.features import apply_whitening, check_matrix, check_owners, check_seeds, unit_rows
 from suffuse.items import Items
 from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.refine import refine_candidates
@@ -36,6 +36,14 @@ class Hits(NamedTuple):
 
     ids: NDArray[np.int64]  # (m, top)
     scores: NDArray[np.float32]  # (m, top)
+
+
+class Seeds(NamedTuple):
+    """y: query q starts from the elements ids[query_ptr[q]:query_ptr[q + 1]]."""
+
+    query_ptr: NDArray[np.int64]  # (m + 1,)
+    ids: NDArray[np.int32]
+    weights: NDArray[np.float64]
 
 
 class Index:
@@ -118,13 +126,7 @@ class Index:
         """
         _check_count("top", top)
         _check_count("seeds", seeds)
-        possible = self.owners is None or self._stored.images is not None
-        if refine is None:
-            refine = REFINE if possible else 0
-        if refine and not possible:
-            raise InvalidParams(f"refine must be 0 for an index of regions that are not pooled, got {refine!r}")
-        if refine:
-            _check_count("refine", refine)
+        refine = self._check_refine(refine)
         if method not in METHODS:
             raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
         if pooling not in POOLINGS:
@@ -138,7 +140,40 @@ class Index:
             return self._plain(rows, query_ptr, top)
         if pooling != "sum":
             return self._pooled(rows, query_ptr, top, min(int(seeds), len(self.features)), pooling)
-        return self._diffused(rows, query_ptr, top, min(int(seeds), len(self.features)), min(int(refine), len(self)))
+        y = self._seeds(rows, query_ptr, min(int(seeds), len(self.features)))
+        hits, counts = self._diffused(y, top, refine)
+        if (counts < top).any():
+            self._fill_by_cosine(rows, query_ptr, hits, counts)
+        return hits
+
+    def combine(self, ids: NDArray[Any], sims: NDArray[Any], top: int = 10, *, refine: int | None = None) -> Hits:
+        """The `top` best images for queries whose nearest elements are known already: bring your own k-NN.
+
+        ids     (m, s), the seeds of each query: elements of this index, as any other search found them; a negative id
+                stands for a place where that search found nothing
+        sims    (m, s), their similarities, the larger the nearer; weights are sim ** gamma, zero where sim < 0
+        refine  as for `search`
+
+        Images that diffusion did not reach are not ranked: places that stay empty hold the id -1 and the score 0.
+        """
+        _check_count("top", top)
+        refine = self._check_refine(refine)
+        seeds, similar = check_seeds(ids, sims, len(self.features))
+        weights = np.maximum(similar, 0) ** self.params.gamma
+        y = Seeds(np.arange(len(seeds) + 1, dtype=np.int64) * seeds.shape[1], seeds.ravel(), weights.ravel())
+        hits, counts = self._diffused(y, min(int(top), len(self)), refine)
+        hits.ids[np.arange(hits.ids.shape[1]) >= counts[:, None]] = -1
+        return hits
+
+    def _check_refine(self, refine: int | None) -> int:
+        possible = self.owners is None or self._stored.images is not None
+        if refine is None:
+            refine = REFINE if possible else 0
+        if refine and not possible:
+            raise InvalidParams(f"refine must be 0 for an index of regions that are not pooled, got {refine!r}")
+        if refine:
+            _check_count("refine", refine)
+        return min(int(refine), len(self))
 
     def prepare(self, queries: NDArray[Any]) -> Features:
         """Check queries and bring them into the space of the index: unit length, and whitened as the gallery was."""
@@ -147,26 +182,22 @@ class Index:
         whitening = self._stored.whitening
         return rows if whitening is None else apply_whitening(rows, whitening, "queries")
 
-    def _diffused(self, rows: Features, query_ptr: NDArray[np.int64], top: int, seeds: int, refine: int) -> Hits:
-        y = self._seeds(rows, query_ptr, seeds)
-        ids, scores, counts = self._combine(*y, max(top, refine))
+    def _diffused(self, y: Seeds, top: int, refine: int) -> tuple[Hits, NDArray[np.int64]]:
+        """The images that diffusion from y reaches, best first, and how many of each row are set."""
+        ids, scores, counts = self._combine(y, max(top, refine))
         if refine:
-            self._refine(*y, Hits(ids[:, :refine], scores[:, :refine]), np.minimum(counts, refine))
+            self._refine(y, Hits(ids[:, :refine], scores[:, :refine]), np.minimum(counts, refine))
             # Hits behind the candidates keep their order, on a scale that continues below them.
             lowest, first = scores[:, refine - 1 : refine], scores[:, refine : refine + 1]
             scores[:, refine:] *= np.divide(lowest, first, out=np.zeros_like(first), where=first > 0)
         hits = Hits(np.ascontiguousarray(ids[:, :top]), np.ascontiguousarray(scores[:, :top]))
-        if (counts < top).any():
-            self._fill_by_cosine(rows, query_ptr, hits, np.minimum(counts, top))
-        return hits
+        return hits, np.minimum(counts, top)
 
-    def _seeds(
-        self, rows: Features, query_ptr: NDArray[np.int64], seeds: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
+    def _seeds(self, rows: Features, query_ptr: NDArray[np.int64], seeds: int) -> Seeds:
         """y: where the seeds of each query start, the seeds, and their weights, sim ** gamma, clipped at zero."""
         found = nearest(rows, self.features, seeds)
         weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
-        return query_ptr * seeds, found.ids.ravel(), weights.ravel()
+        return Seeds(query_ptr * seeds, found.ids.ravel(), weights.ravel())
 
     def _pooled(self, rows: Features, query_ptr: NDArray[np.int64], top: int, seeds: int, pooling: Pooling) -> Hits:
         """Diffusion over regions, pooled to images when all regions of a query have been added up."""
@@ -175,8 +206,8 @@ class Index:
         hits = Hits(np.zeros((len(starts) - 1, top), np.int64), np.zeros((len(starts) - 1, top), np.float32))
         counts = np.empty(len(hits.ids), np.int64)
         for q, (first, last) in enumerate(itertools.pairwise(starts.tolist())):
-            y = (np.array([0, last - first]), ids[first:last], weights[first:last])
-            found, f, reached = self._combine(*y, len(self.features), by_element=True)
+            y = Seeds(np.array([0, last - first]), ids[first:last], weights[first:last])
+            found, f, reached = self._combine(y, len(self.features), by_element=True)
             regions, f = found[0, : reached[0]], f[0, : reached[0]].astype(np.float64)
             scores = np.zeros(len(self))
             if pooling == "max":
@@ -195,28 +226,22 @@ class Index:
         return pooling_weights(Regions(self.features, self.owners, len(self)))
 
     def _combine(
-        self,
-        query_ptr: NDArray[np.int64],
-        seeds: NDArray[np.int32],
-        weights: NDArray[np.float64],
-        top: int,
-        *,
-        by_element: bool = False,
+        self, y: Seeds, top: int, *, by_element: bool = False
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
         """f = sum_j weights[j] * column[seeds[j]] (Algorithm 1): ids, scores, and how many of each row are set.
 
         Ids are images; elements if `by_element`, where the columns are not pooled.
         """
         indptr, stored = self._stored.indptr, self._stored
-        starts, stops = _check_columns(indptr, np.unique(seeds), len(self._rows))
+        starts, stops = _check_columns(indptr, np.unique(y.ids), len(self._rows))
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             stored.rows.will_need(start, stop)
             stored.values.will_need(start, stop)
-        m = len(query_ptr) - 1
+        m = len(y.query_ptr) - 1
         ids, scores = np.zeros((m, top), np.int64), np.zeros((m, top), np.float32)
         counts = np.empty(m, np.int64)
         combine_columns(
-            query_ptr, seeds.view(np.uint32), weights, indptr, self._rows, self._values,
+            y.query_ptr, y.ids.view(np.uint32), y.weights, indptr, self._rows, self._values,
             self._owners[:0] if by_element else self._owners, len(self.features) if by_element else len(self),
             ids, scores, counts,
         )  # fmt: skip
@@ -226,14 +251,7 @@ class Index:
             )
         return ids, scores, counts
 
-    def _refine(
-        self,
-        query_ptr: NDArray[np.int64],
-        seeds: NDArray[np.int32],
-        weights: NDArray[np.float64],
-        hits: Hits,
-        counts: NDArray[np.int64],
-    ) -> None:
+    def _refine(self, y: Seeds, hits: Hits, counts: NDArray[np.int64]) -> None:
         """Rank the first `counts` hits of each query anew, by cos(f, c_j)."""
         stored = self._stored
         own, depth = (stored.indptr, self._rows, self._values), REFINE_DEPTH
@@ -248,7 +266,7 @@ class Index:
         _check_columns(own[0], np.unique(hits.ids), len(own[1]))
         candidates, cosines = np.ascontiguousarray(hits.ids), np.zeros(hits.ids.shape, np.float32)
         refine_candidates(
-            query_ptr, seeds.view(np.uint32), weights, stored.indptr, self._rows, self._values, *own,
+            y.query_ptr, y.ids.view(np.uint32), y.weights, stored.indptr, self._rows, self._values, *own,
             candidates, counts, depth, stored.images is not None, cosines,
         )  # fmt: skip
         unused = np.arange(candidates.shape[1]) >= counts[:, None]

@@ -84,16 +84,18 @@ def evaluate(
     keep: KeepOption = _DEFAULTS.keep,
     seeds: SeedsOption = 10,
     regional_k: Annotated[int, typer.Option(help="Neighbours in the graph of regions.")] = 50,
+    regional_seeds: Annotated[int, typer.Option(help="Nearest regions of each region of a query to start from.")] = 3,
     pooling: Annotated[
         Pooling, typer.Option(help="How the regional method makes one score of an image's regions.")
     ] = "sum",
-    weight: Annotated[float, typer.Option(help="Share of the regional scores in fusion.")] = 0.4,
+    weight: Annotated[float, typer.Option(help="Share of the regional scores in fusion.")] = 0.2,
     json_out: JsonOption = None,
 ) -> None:
     """Compare methods on a data set with known truth: quality, time and size side by side.
 
     Methods: knn, aqe, alpha-qe, dba, online, online-early, online-late, spectral, features (the paper), graph and
-    refined (ours); with regions also r-match, r-match-aqe, online-regional, regional, fusion.
+    refined (ours); with regions also r-match, r-match-aqe, matched, online-regional, regional,
+    regional-refined, fusion.
     """
     from suffuse.comparison import compare
     from suffuse.methods import METHODS, Workshop, available
@@ -105,7 +107,7 @@ def evaluate(
         if name not in METHODS:
             raise InvalidParams(f"method {name!r} is unknown; known are: {', '.join(METHODS)}")
     params = Params(k=k, alpha=alpha, truncation=truncation, keep=keep, whiten=whiten, whiten_power=whiten_power)
-    setting = replace(_setting(params, Params(k=regional_k), seeds, weight), pooling=pooling)
+    setting = replace(_setting(params, Params(k=regional_k), seeds, regional_seeds, weight), pooling=pooling)
     status = console(stderr=True)
     with tempfile.TemporaryDirectory() as folder:
         shop = Workshop(dataset, setting, Path(folder))
@@ -148,7 +150,7 @@ def tune(
     params = Params(whiten=whiten, whiten_power=whiten_power)
     status = console(stderr=True)
     outcome = tune_dataset(
-        dataset, _setting(params, Params(), 10, 0.4), GRID, lambda point: status.print(f"tried {_in_words(point)}")
+        dataset, _setting(params, Params(), 10, 3, 0.2), GRID, lambda point: status.print(f"tried {_in_words(point)}")
     )
     _print_tuning(outcome.points, list(pareto(outcome.points)), outcome.chosen)
     typer.echo(
@@ -181,7 +183,7 @@ def reproduce(
     from suffuse.experiments import reproduce as reproduce_paper
 
     dataset = _dataset(data, queries, truth, revisited, leave_one_out, None)
-    setting = _setting(Params(k=k, whiten=whiten, whiten_power=whiten_power), Params(k=regional_k), 10, 0.4)
+    setting = _setting(Params(k=k, whiten=whiten, whiten_power=whiten_power), Params(k=regional_k), 10, 3, 0.2)
     status = console(stderr=True)
     # The name only: the path of somebody's machine has no place in a report.
     words = [f"suffuse reproduce {Path(data).name}", "--revisited" if revisited else "", "--quick" if quick else ""]
@@ -282,14 +284,17 @@ def _dataset(
     )
 
 
-def _setting(params: Params, regional_params: Params, seeds: int, weight: float) -> "Setting":
+def _setting(params: Params, regional_params: Params, seeds: int, regional_seeds: int, weight: float) -> "Setting":
     from suffuse.methods import Setting
 
     if not 0 <= weight <= 1:
         raise InvalidParams(f"weight must be a number at least 0 and at most 1, got {weight!r}")
-    if seeds < 1:
-        raise InvalidParams(f"seeds must be a whole number of at least 1, got {seeds!r}")
-    return Setting(params=params, regional_params=regional_params, seeds=seeds, weight=weight)
+    for name, count in (("seeds", seeds), ("regional seeds", regional_seeds)):
+        if count < 1:
+            raise InvalidParams(f"{name} must be a whole number of at least 1, got {count!r}")
+    return Setting(
+        params=params, regional_params=regional_params, seeds=seeds, regional_seeds=regional_seeds, weight=weight
+    )
 
 
 def _warnings(dataset: "Dataset", graph: dict[str, float], k: int) -> list[str]:

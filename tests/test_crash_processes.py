@@ -1,8 +1,7 @@
-"""Builds that end badly: killed, interrupted, out of disk, without a worker; the next one makes it good."""
+"""Building processes that end badly: killed, interrupted, without a worker or room; the next one makes it good."""
 
 import concurrent.futures
 import contextlib
-import errno
 import json
 import multiprocessing
 import os
@@ -12,62 +11,27 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data import clusters
+from builds import Given, assert_resumes, directory_bytes, finished_blocks, names_beside
 from suffuse.errors import BuildInterrupted, IndexExists, IndexMissing
 from suffuse.offline import build
 from suffuse.online import Index
 from suffuse.params import Params
-from suffuse.store import verify
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs the signals of POSIX")
 
-N, D = 4000, 8  # 32 blocks
-BLOCKS = 32
-PARAMS = Params(k=10, truncation=100, keep=50)
+N, BLOCKS = 4000, 32
 # Against a hang only: nothing here is that slow.
 FOREVER = 300.0
 
 
-def directory_bytes(path):
-    """Every file below a directory, by its name from there."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
-def names_beside(path):
-    return sorted(entry.name for entry in path.parent.iterdir())
-
-
-def finished_blocks(path):
-    work = path.with_name(path.name + ".building")
-    return len(list(work.glob("neighbors/*.npz"))) + len(list(work.glob("columns/*.npz")))
-
-
-class Given:
-    """Features in memory and in a file, and the bytes of an undisturbed build of them."""
-
-    def __init__(self, directory, n, d, params):
-        self.params = params
-        self.features = clusters(np.random.default_rng(5), n, d, count=20)
-        self.file = directory / "features.npy"
-        np.save(self.file, self.features)
-        build(self.features, directory / "expected.index", params)
-        self.expected = directory_bytes(directory / "expected.index")
-
-    def build(self, path, **others):
-        return build(self.features, path, self.params, **others)
-
-
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    return Given(tmp_path_factory.mktemp("given"), N, D, PARAMS)
+    return Given(tmp_path_factory.mktemp("given"), N)
 
-
-# Real processes, really killed
 
 # What a child runs before its own lines: `go()` builds, and stops forever where `hold` says so.
 CHILD = """
@@ -123,17 +87,6 @@ def assert_unfinished(path):
     with pytest.raises(IndexMissing):
         Index.open(path)
     assert path.with_name(path.name + ".building").is_dir()
-
-
-def assert_resumes(given, path):
-    """The next build keeps what is done, and gives what an undisturbed one gives."""
-    finished = finished_blocks(path)
-    summary = given.build(path)
-    assert summary.resumed == finished
-    assert directory_bytes(path) == given.expected
-    assert names_beside(path) == [path.name]
-    verify(path)
-    return finished
 
 
 @pytest.mark.parametrize(
@@ -379,223 +332,3 @@ def test_a_full_disk_interrupts_a_build_and_it_resumes(given, tmp_path):
         assert message.startswith("No space left on device")
         assert "x.index.building, and the same build goes on from there" in message
     assert resumed > 0
-
-
-# Every moment: a build ends before its first change of a file, before its second, ...
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: once raised, nothing changes on disk any more, whatever a `finally` may try."""
-
-
-class Fault:
-    """Lets the changes of files below a directory go wrong from a given one on, by Python's audit events."""
-
-    current = None
-
-    def __init__(self, directory, first, error, kinds=("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")):
-        self.directory, self.first, self.error, self.kinds = str(directory), first, error, kinds
-        self.changes = []
-
-    def __enter__(self):
-        Fault.current = self
-        return self
-
-    def __exit__(self, *_):
-        Fault.current = None
-
-    def happened(self):
-        return len(self.changes) > self.first
-
-    def see(self, event, args):
-        if event not in self.kinds or (event == "open" and not self.is_writing(args)):
-            return
-        self.changes.append(f"{event} {args[0]}")
-        if self.happened():
-            raise self.error()
-
-    def is_writing(self, args):
-        path, _, flags = args
-        inside = isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.directory)
-        return inside and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-
-
-def watch(event, args):
-    if Fault.current is not None:
-        Fault.current.see(event, args)
-
-
-@pytest.fixture(scope="module")
-def faults():
-    sys.addaudithook(watch)  # stays, but sees nothing without a Fault
-
-
-@pytest.fixture(scope="module")
-def little(tmp_path_factory):
-    """Two blocks, so that there are fewer than a hundred changes of files."""
-    return Given(tmp_path_factory.mktemp("little"), 200, D, PARAMS)
-
-
-def moments(directory, prepare, make, error, **others):
-    """A new path for each change that `make` does, with the fault that let it end there."""
-    for moment in range(1000):
-        path = directory / str(moment) / "x.index"
-        path.parent.mkdir()
-        prepare(path)
-        with Fault(path.parent, moment, error, **others) as fault:
-            outcome = None
-            try:
-                make(path)
-            except (Killed, BuildInterrupted) as caught:
-                outcome = caught
-        if not fault.happened():
-            assert outcome is None
-            return
-        yield path, fault.changes[moment], outcome
-        shutil.rmtree(path.parent)
-    pytest.fail("a build of two blocks changes files without end")
-
-
-def content(path):
-    """The bytes of the index at a path; None where there is none."""
-    try:
-        Index.open(path)
-    except IndexMissing:
-        return None
-    verify(path)
-    return directory_bytes(path)
-
-
-@pytest.fixture
-def _no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-@pytest.mark.usefixtures("faults", "_no_waiting_for_the_disk")
-def test_a_build_that_dies_at_any_moment_leaves_a_whole_index_or_none(little, tmp_path):
-    seen = []
-    for path, change, outcome in moments(tmp_path, lambda _: None, lambda path: little.build(path, jobs=1), Killed):
-        assert isinstance(outcome, Killed), change
-        found = content(path)
-        seen.append(found is not None)
-        if found is None:
-            assert_resumes(little, path)
-        else:
-            assert found == little.expected, change
-            with pytest.raises(IndexExists):
-                little.build(path)
-            little.build(path, force=True)
-        assert directory_bytes(path) == little.expected, change
-        assert names_beside(path) == ["x.index"], change
-    # None before one moment, whole from there on.
-    assert seen == sorted(seen)
-    assert seen.count(False) > 30
-    assert seen.count(True) > 3
-
-
-@pytest.mark.usefixtures("faults", "_no_waiting_for_the_disk")
-def test_a_forced_build_that_dies_at_any_moment_loses_no_index(little, tmp_path):
-    build(little.features[:20], tmp_path / "old.index", little.params)
-    old, seen = directory_bytes(tmp_path / "old.index"), []
-    for path, change, outcome in moments(
-        tmp_path,
-        lambda path: shutil.copytree(tmp_path / "old.index", path),
-        lambda path: little.build(path, jobs=1, force=True),
-        Killed,
-    ):
-        assert isinstance(outcome, Killed), change
-        found = content(path)
-        seen.append("old" if found == old else "new" if found == little.expected else found)
-        if found is None:
-            # Between the two renames: any build brings the old one back.
-            with pytest.raises(IndexExists):
-                little.build(path)
-            assert content(path) == old, change
-        little.build(path, force=True)
-        assert directory_bytes(path) == little.expected, change
-        assert names_beside(path) == ["x.index"], change
-    assert list(dict.fromkeys(seen)) == ["old", None, "new"]
-    assert seen.count(None) == 1
-
-
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize(
-    ("number", "kinds"),
-    [
-        (errno.ENOSPC, ("open", "os.mkdir")),
-        (errno.EIO, ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")),
-    ],
-    ids=["full", "broken"],
-)
-@pytest.mark.usefixtures("faults", "_no_waiting_for_the_disk")
-def test_a_disk_that_fails_at_any_moment_interrupts_the_build(little, tmp_path, number, kinds, force):
-    build(little.features[:20], tmp_path / "old.index", little.params)
-    old, interrupted = directory_bytes(tmp_path / "old.index"), 0
-    for path, change, outcome in moments(
-        tmp_path,
-        lambda path: shutil.copytree(tmp_path / "old.index", path) if force else None,
-        lambda path: little.build(path, jobs=1, force=force),
-        lambda: OSError(number, os.strerror(number)),
-        kinds=kinds,
-    ):
-        found = content(path)
-        if outcome is None:
-            # Only what was left over could not be removed.
-            assert found == little.expected, change
-            continue
-        interrupted += 1
-        assert os.strerror(number) in str(outcome)
-        assert "the same build goes on" in str(outcome)
-        if found is None and force:
-            # The old index could not even be brought back: the next build does.
-            assert change.startswith("os.rename"), change
-        else:
-            assert found == (old if force else None), change
-        little.build(path, force=force)
-        assert directory_bytes(path) == little.expected, change
-        assert names_beside(path) == ["x.index"], change
-    assert interrupted > 15
-
-
-def test_a_build_that_dies_while_it_tidies_up_does_not_spoil_the_next(little, tmp_path, monkeypatch):
-    path, remove = tmp_path / "x.index", shutil.rmtree
-
-    def dies(work):
-        # The worst order: without its arrays, the graph still says that it is done.
-        remove(work / "columns")
-        for array in (work / "graph").glob("*.npy"):
-            array.unlink()
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", dies)
-        with pytest.raises(Killed):
-            little.build(path)
-    assert content(path) == little.expected
-    assert (tmp_path / "x.index.building" / "graph" / "summary.json").exists()
-    little.build(path, force=True)
-    assert directory_bytes(path) == little.expected
-    assert names_beside(path) == ["x.index"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_rename_that_fails_leaves_what_was_there(little, tmp_path, monkeypatch, force):
-    path, old = tmp_path / "x.index", {}
-    if force:
-        build(little.features[:20], path, little.params)
-        old = directory_bytes(path)
-    rename = Path.rename
-
-    def refused(self, target):
-        if self.name == "index":
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-        return rename(self, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", refused)
-        with pytest.raises(BuildInterrupted, match="Permission denied"):
-            little.build(path, force=force)
-    assert (content(path) or {}) == old
-    assert little.build(path, force=force).resumed == 4
-    assert directory_bytes(path) == little.expected
-    assert names_beside(path) == ["x.index"]

@@ -1,0 +1,48 @@
+"""Small indexes to search: how they are built, and what their columns are as dense matrices."""
+
+import dataclasses
+
+import numpy as np
+
+import reference
+import suffuse
+from suffuse import Index, Params
+from suffuse.diffusion import WALK_STEPS
+from suffuse.graph import affinity, transition
+from suffuse.neighbors import nearest_to_rows
+
+N, D = 80, 10
+WHOLE = Params(k=12, truncation=200, keep=200, iterations=500, tolerance=1e-10, values="float32")
+SHORT = Params(k=6, truncation=15, keep=5)
+REGIONS = dataclasses.replace(SHORT, pool="none")  # tests/test_pooling.py has the others
+OWNERS = np.random.default_rng(3).permutation(np.arange(N) % 25)
+
+
+def build_and_open(features, directory, params, **options):
+    suffuse.build(features, directory / "test.index", params, **options)
+    return Index.open(directory / "test.index")
+
+
+def exact_columns(features, params):
+    """The inverse of L_alpha, of which every column is within reach of a walk."""
+    s = reference.dense(transition(affinity(nearest_to_rows(features, 0, len(features), params.k), params.gamma)))
+    inverse = reference.inverse(params.alpha * s)
+    assert (np.linalg.matrix_power((s > 0) + np.eye(len(s)), WALK_STEPS)[inverse > 1e-9] > 0).all()
+    return inverse
+
+
+def stored_columns(index):
+    """The columns of an index as a matrix, column i in [:, i]."""
+    stored = index._stored
+    matrix = np.zeros((len(index.features), len(index.features)))
+    for i in range(len(matrix)):
+        places = slice(stored.indptr[i], stored.indptr[i + 1])
+        matrix[stored.rows.array[places], i] = stored.values.array[places]
+    return matrix
+
+
+def same_hits(found, expected):
+    assert found.ids.dtype == np.int64
+    assert found.scores.dtype == np.float32
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.scores.view(np.uint32), expected.scores.view(np.uint32))
