@@ -1,6 +1,5 @@
 """Each compiled kernel of a build equals its slow, obvious twin: similarities, the mutual graph, walks, columns."""
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,7 @@ from data import clusters, duplicated, lattice, network, scattered, seeds_of_rng
 from suffuse.kernels.mutual import count_edges, fill_affinity, normalize_affinity
 from suffuse.kernels.similarity import dot_pairs
 from suffuse.kernels.solve import solve_on_supports, solve_on_walks
-from suffuse.kernels.walk import walk_support
+from suffuse.kernels.walk import walk_supports
 
 # --- similarity
 
@@ -90,23 +89,11 @@ def test_affinity_and_transition_equal_their_definitions(seed, n, share, gamma):
 # --- walk
 
 
-@numba.njit
 def supports_of(nodes, indptr, indices, weights, truncation, steps):
-    """The supports of all nodes in turn from one scratch, as the callers do; rows end with the number `n`."""
-    n = len(indptr) - 1
-    scratch = (
-        np.zeros(n, np.float64),
-        np.zeros(n, np.float64),
-        np.empty(truncation, np.uint32),
-        np.empty(truncation, np.float64),
-        np.empty(n, np.uint32),
-        np.empty(n, np.uint32),
-        np.empty(n, np.uint64),
-    )
-    out = np.full((len(nodes), truncation), n, np.uint32)
-    for i in range(len(nodes)):
-        walk_support(np.uint64(nodes[i]), indptr, indices, weights, np.uint64(truncation), steps, scratch, out[i])
-    return out
+    """The supports of nodes in turn, from one scratch; rows end with the number `n`."""
+    supports, sizes = np.zeros((len(nodes), truncation), np.uint32), np.empty(len(nodes), np.int64)
+    walk_supports(nodes[0], nodes[-1] + 1, indptr, indices, weights, steps, supports, sizes)
+    return np.where(np.arange(truncation) < sizes[:, None], supports, np.uint32(len(indptr) - 1))
 
 
 @settings(deadline=None, max_examples=50)

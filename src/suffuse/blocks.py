@@ -5,6 +5,7 @@ A working directory holds everything that tasks read and write:
     plan.json             parameters and fingerprints of the build
     index/                the future index; features.npy is there before the first task
     search/KIND.faiss     an approximate index of the features, for the stages that search by it
+    pairs/A-B.npy         keys of the nearest in shard B of the rows of shard A (see `shards`)
     neighbors/START.npz   ids and sims of a block of rows
     graph/*.npy           alpha S, and summary.json
     columns/START.npz     columns of a block of rows
@@ -14,6 +15,7 @@ Each file appears whole or not at all, so a file that exists is a task that is d
 
 import functools
 import io
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +28,9 @@ from suffuse import approximate
 from suffuse.arrays import map_array, write_array, write_bytes, write_json
 from suffuse.diffusion import ImageVectors, columns, image_vectors
 from suffuse.graph import Graph, affinity, summarize, transition
-from suffuse.neighbors import Find, Neighbors, nearest_to_rows, one_thread
+from suffuse.neighbors import Features, Find, Neighbors, nearest_to_rows, one_thread
 from suffuse.params import Params, Search
+from suffuse.shards import between, merged, shard_starts, within
 
 
 def block_starts(n: int) -> Sequence[int]:
@@ -84,12 +87,50 @@ def _find(directory: Path, search: Search, params: Params) -> Find:
     return functools.partial(approximate.nearest_to_rows, index)
 
 
+def pair_path(work: Path, a: int, b: int) -> Path:
+    """The file of the nearest in the shard that starts at b, for the rows of the shard that starts at a."""
+    return work / "pairs" / f"{a:010d}-{b:010d}.npy"
+
+
+def pairs_of_shards(work: Path, n: int) -> tuple[dict[Path, tuple[int, int]], dict[Path, tuple[int, int]]]:
+    """The pairs of shards by the last file of each: every shard with itself, and then with every later one."""
+    starts = shard_starts(n, block_rows(n))
+    alone = {pair_path(work, a, a): (a, a) for a in starts}
+    return alone, {pair_path(work, b, a): (a, b) for a, b in itertools.combinations(starts, 2)}
+
+
+def pair_task(work: str, pair: tuple[int, int]) -> None:
+    """Which elements of two shards are near to each other; of one with itself, if `pair` names it twice."""
+    directory, k = Path(work), _params(Path(work)).k
+    features = map_array(directory / "index" / "features.npy").array
+    starts, n = shard_starts(len(features), block_rows(len(features))), len(features)
+    a, b = (range(start, min(start + starts.step, n)) for start in pair)
+    with one_thread():
+        if a == b:
+            write_array(pair_path(directory, a.start, a.start), within(features, a.start, a.stop, k))
+            return
+        own = (map_array(pair_path(directory, shard.start, shard.start)).array for shard in (a, b))
+        near_a, near_b = between(features, a, b, *own)
+    write_array(pair_path(directory, a.start, b.start), near_a)
+    write_array(pair_path(directory, b.start, a.start), near_b)
+
+
+def _nearest_by_pairs(directory: Path, features: Features, start: int, stop: int, k: int) -> Neighbors:
+    starts = shard_starts(len(features), block_rows(len(features)))
+    own = start - start % starts.step
+    lists = [map_array(pair_path(directory, own, other)).array[start - own : stop - own] for other in starts]
+    return merged(features, start, stop, lists, k)
+
+
 def neighbors_task(work: str, start: int, stop: int) -> None:
     """k-NN of the rows start..stop against all."""
     directory, params = Path(work), _params(Path(work))
     features = map_array(directory / "index" / "features.npy").array
     with one_thread():
-        found = _find(directory, params.graph_search, params)(features, start, stop, params.k)
+        if params.graph_search == "exact":
+            found = _nearest_by_pairs(directory, features, start, stop, params.k)
+        else:
+            found = _find(directory, params.graph_search, params)(features, start, stop, params.k)
     _write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)
 
 

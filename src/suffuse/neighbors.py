@@ -1,10 +1,11 @@
-"""Exact nearest neighbours by cosine, by faiss, the same whatever the batch, block or number of threads."""
+"""Exact nearest neighbours by cosine, the same whatever the batch, block, shard or number of threads."""
 
 import contextlib
 import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,11 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.errors import IndexBroken
+from suffuse.kernels.nearest import keep_largest_of_columns, keep_largest_of_rows
 from suffuse.kernels.similarity import dot_pairs
 
 logger = logging.getLogger(__name__)
 
 Features = NDArray[np.float32]
+
+# Rows and columns of a product that is looked through at once: large enough for BLAS, small enough for the cache.
+TILE = 1024
+# Fewer queries than this are searched by faiss.
+_FEW = 4
 
 # OpenBLAS kernels without AVX2: what the faiss wheel falls back to on a CPU that it does not know.
 _SLOW_ARCHITECTURES = frozenset({"Prescott", "Core2", "Katmai", "Penryn", "Dunnington", "Nehalem", "Atom", "Generic"})
@@ -48,19 +55,92 @@ def nearest_to_rows(features: Features, start: int, stop: int, k: int) -> Neighb
     return _nearest(features[start:stop], features, min(k, len(features)), own_ids=own_ids)
 
 
-def _nearest(queries: Features, features: Features, k: int, own_ids: NDArray[np.uint32] | None) -> Neighbors:
-    """Let faiss propose a few more than k, compute their similarities anew, and sort those.
+def proposals(k: int, n: int) -> int:
+    """How many elements a coarse search proposes for the k nearest of n: a few more, for what rounding may swap."""
+    return min(n, k + 8 + k // 16)
 
-    The product that faiss uses is exact up to rounding, but its last bits change with the batch. So it only
-    proposes; a row in which a k-th neighbour could have been missed for such a bit is searched once more.
-    """
+
+def _nearest(queries: Features, features: Features, k: int, own_ids: NDArray[np.uint32] | None) -> Neighbors:
     queries, features = np.ascontiguousarray(queries), np.ascontiguousarray(features)
+    count = proposals(k, len(features))
+    if len(queries) < _FEW:
+        # One row at a time is bound by memory, and faiss reads it best.
+        faiss = load_faiss()
+        coarse, found = faiss.knn(queries, features, count, metric=faiss.METRIC_INNER_PRODUCT)
+        return chosen(queries, features, coarse, found, k, own_ids)
+    best = Lists(len(queries), count)
+    columns = max(TILE, TILE * TILE // len(queries))  # few queries: as large a product, of another shape
+    for i in range(0, len(queries), TILE):
+        for j in range(0, len(features), columns):
+            best.enter_rows(i, product(queries[i : i + TILE], features[j : j + columns]), j)
+    return chosen(queries, features, *unpacked(best.largest()), k, own_ids)
+
+
+def product(a: Features, b: Features) -> NDArray[np.float32]:
+    """a b^T; numbers that are not finite are found by `chosen`."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(a @ b.T)
+
+
+class Lists:
+    """The largest `count` similarities of each of `rows` elements, among those entered so far."""
+
+    def __init__(self, rows: int, count: int, floors: NDArray[np.float32] | None = None) -> None:
+        """`floors` are similarities that are too small to be kept, where such are known."""
+        self._keys = np.zeros((rows, 2 * count), np.uint64)
+        self._counts = np.zeros(rows, np.int64)
+        self._floors = np.full(rows, -np.inf, np.float32) if floors is None else floors.copy()
+
+    def enter_rows(self, first_row: int, sims: NDArray[np.float32], first_id: int) -> None:
+        """Enter the tile `sims`: rows from `first_row` on, ids from `first_id` on."""
+        keep_largest_of_rows(sims, first_id, *self._part(first_row, sims.shape[0]))
+
+    def enter_columns(self, first_row: int, sims: NDArray[np.float32], first_id: int) -> None:
+        """The same for a transposed tile: its columns are the rows from `first_row` on."""
+        keep_largest_of_columns(sims, first_id, *self._part(first_row, sims.shape[1]))
+
+    def largest(self) -> NDArray[np.uint64]:
+        """Keys of the largest entries, largest first, (rows, count); 0 where there are not so many."""
+        width = self._keys.shape[1] // 2
+        self._keys[np.arange(2 * width) >= self._counts[:, None]] = 0
+        return largest_keys(self._keys, width)
+
+    def _part(self, start: int, rows: int) -> tuple[NDArray[Any], ...]:
+        return tuple(array[start : start + rows] for array in (self._keys, self._counts, self._floors))
+
+
+def largest_keys(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
+    """The `count` largest keys of each row, largest first."""
+    if count < keys.shape[1]:
+        keys = np.partition(keys, keys.shape[1] - count, axis=1)[:, -count:]
+    return np.ascontiguousarray(np.sort(keys, axis=1)[:, ::-1])
+
+
+def unpacked(keys: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Similarities and ids of keys; nan and -1 for the key 0, which stands for nothing."""
+    ordered = (keys >> np.uint64(32)).astype(np.uint32)
+    sign = np.uint32(1 << 31)
+    sims = np.where(ordered & sign, ordered ^ sign, ~ordered).view(np.float32)
+    ids = (np.uint64(0xFFFFFFFF) - (keys & np.uint64(0xFFFFFFFF))).astype(np.int64)
+    return sims, np.where(keys == 0, -1, ids)
+
+
+def chosen(
+    queries: Features,
+    features: Features,
+    coarse: NDArray[np.float32],
+    found: NDArray[np.int64],
+    k: int,
+    own_ids: NDArray[np.uint32] | None,
+) -> Neighbors:
+    """The k nearest of what a coarse search proposes, a few more than k, largest similarity first.
+
+    A product is exact up to rounding, but its last bits change with the batch. So it only proposes: similarities are
+    computed anew, and a row in which a k-th neighbour could have been missed for such a bit is searched once more.
+    """
     n, dimensions = features.shape
-    proposed = min(n, k + 8 + k // 16)
-    faiss = load_faiss()
-    coarse, found = faiss.knn(queries, features, proposed, metric=faiss.METRIC_INNER_PRODUCT)
     if found.min(initial=0) < 0 or not np.isfinite(coarse).all():
-        # Features are checked at the border, so these come from a damaged index; faiss then answers with id -1.
+        # Features are checked at the border, so these come from a damaged index.
         raise IndexBroken(
             "features.npy holds values that are not finite; run suffuse verify, then copy the index again"
         )
@@ -69,7 +149,7 @@ def _nearest(queries: Features, features: Features, k: int, own_ids: NDArray[np.
         missing = ~(ids == own_ids[:, None]).any(axis=1)
         ids[missing, -1] = own_ids[missing]
     result = ranked(queries, features, ids, k, own_ids)
-    if proposed < n:
+    if ids.shape[1] < n:
         # Four times the rounding error to be expected of a float32 sum of d products.
         slack = np.float32(4 * np.sqrt(dimensions) * np.finfo(np.float32).eps)
         doubtful = np.flatnonzero(result.sims[:, -1] <= coarse[:, -1] + slack)
@@ -140,11 +220,46 @@ def _blas_core_type() -> str | None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let faiss use one thread for searches from the calling thread: the caller runs several of them at once."""
+    """Let searches of the calling thread use one thread: the caller runs several of them at once.
+
+    faiss's number of threads is the calling thread's own. That of numpy's BLAS is the whole process's: it is one until
+    the last of those who asked for it is done.
+    """
     faiss = load_faiss()
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
-        yield
+        with _BLAS_LIMIT:
+            yield
     finally:
         faiss.omp_set_num_threads(before)
+
+
+class _BlasLimit:
+    """One thread for BLAS while anybody is inside."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._limits: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._limits = _blas_libraries().limit(limits=1)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._limits is not None:
+                self._limits.restore_original_limits()
+
+
+_BLAS_LIMIT = _BlasLimit()
+
+
+@functools.cache
+def _blas_libraries() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")

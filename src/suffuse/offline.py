@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from suffuse.blocks import (
     graph_task,
     image_task,
     neighbors_task,
+    pair_task,
+    pairs_of_shards,
     plan_difference,
     search_results,
     search_task,
@@ -48,8 +50,8 @@ logger = logging.getLogger(__name__)
 # Called with the stage's name, how many of its rows are done, and how many there are.
 Progress = Callable[[str, int, int], None]
 
-# Where neighbours are searched approximately, "search" comes after "features".
-STAGES = ("features", "neighbors", "graph", "columns", "index")
+# Where neighbours are searched approximately, "search" comes after "features", and there are no "pairs".
+STAGES = ("features", "pairs", "neighbors", "graph", "columns", "index")
 
 
 class BuildSummary(NamedTuple):
@@ -107,9 +109,12 @@ def build(
             build_ = _Build(work, n, pool, progress or _silent)
             _write_inputs(build_, features, params, owners, items)
             if searches := search_results(work, params):
-                build_.run_singly("search", search_task, searches)
+                build_.run_singly("search", search_task, [searches])
+            if params.graph_search == "exact" and not build_.is_done("neighbors"):
+                build_.run_singly("pairs", pair_task, pairs_of_shards(work, n))
             build_.run_blocks("neighbors", neighbors_task)
-            build_.run_singly("graph", graph_task, {work / "graph" / "summary.json": n})
+            _remove(work / "pairs")  # larger than all that comes after
+            build_.run_singly("graph", graph_task, [{work / "graph" / "summary.json": n}])
             build_.run_blocks("columns", columns_task)
             manifest = _assemble(build_, params, images)
             _publish(work, final, force)
@@ -179,17 +184,30 @@ class _Build:
                     done += pending[future]
                     self.progress(stage, done, self.n)
 
-    def run_singly(self, stage: str, task: Callable[[str, Any], None], results: dict[Path, Any]) -> None:
-        """Run a task that needs all rows: with each argument whose result, the last file it writes, is not there."""
+    def is_done(self, stage: str) -> bool:
+        """Whether all blocks of a stage are there."""
+        return all(block_path(self.work, stage, start).exists() for start in block_starts(self.n))
+
+    def run_singly(self, stage: str, task: Callable[[str, Any], None], rounds: Sequence[Mapping[Path, Any]]) -> None:
+        """Run a task with each argument whose result, the last file it writes, is not there; one round after another.
+
+        Tasks do not stand for rows, so progress is their share of all.
+        """
         with self.stage(stage):
             (self.work / stage).mkdir(exist_ok=True)
-            pending: list[Future[None]] = []
-            with _none_left_running(pending):
-                for path, argument in results.items():
-                    if not path.exists():
-                        pending.append(self.pool.submit(task, str(self.work), argument))
-                for future in pending:
-                    future.result()
+            done, total = 0, sum(len(results) for results in rounds)
+            for results in rounds:
+                pending: list[Future[None]] = []
+                with _none_left_running(pending):
+                    for path, argument in results.items():
+                        if path.exists():
+                            done += 1
+                        else:
+                            pending.append(self.pool.submit(task, str(self.work), argument))
+                    for future in as_completed(pending):
+                        future.result()
+                        done += 1
+                        self.progress(stage, self.n * done // total, self.n)
 
 
 @contextlib.contextmanager
@@ -281,7 +299,7 @@ def _working_directory(final: Path, plan: dict[str, Any], force: bool) -> Iterat
             logger.warning("%s holds an unfinished build with other %s: starting anew", work.name, changed)
             plan_path.unlink()
         if not plan_path.exists():
-            for name in ("index", "search", "neighbors", "graph", "columns"):
+            for name in ("index", "search", "pairs", "neighbors", "graph", "columns"):
                 _remove(work / name)
             write_json(plan_path, plan)
         (work / "index").mkdir(exist_ok=True)

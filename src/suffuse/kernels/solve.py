@@ -4,7 +4,7 @@ import numpy as np
 
 from suffuse.kernels.jit import compiled, f4, f8, helper, i8, readonly, u4, u8, void, writable
 from suffuse.kernels.select import key_of, write_largest
-from suffuse.kernels.walk import walk_support
+from suffuse.kernels.walk import new_scratch, walk_support
 
 _OUTSIDE = np.uint32(0xFFFFFFFF)
 
@@ -99,15 +99,7 @@ def solve_on_walks(
     """Columns start..stop on the supports of their walks; `weights` is alpha S; out = residual of each column."""
     nodes = indptr.shape[0] - 1
     truncation = min(truncation, nodes)
-    scratch = (
-        np.zeros(nodes, np.float64),
-        np.zeros(nodes, np.float64),
-        np.empty(truncation, np.uint32),
-        np.empty(truncation, np.float64),
-        np.empty(nodes, np.uint32),
-        np.empty(nodes, np.uint32),
-        np.empty(nodes, np.uint64),
-    )
+    scratch = new_scratch(nodes, truncation)
     keys = scratch[-1]
     position = np.full(nodes, _OUTSIDE, np.uint32)
     support = np.empty(truncation, np.uint32)

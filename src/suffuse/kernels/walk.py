@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from suffuse.kernels.jit import f8, helper, u4, u8
+from suffuse.kernels.jit import compiled, f8, helper, i8, readonly, u4, u8, void, writable
 from suffuse.kernels.select import id_of, key_of, largest_first
 
 
@@ -58,3 +58,27 @@ def _cut(value, nodes, count, most, keys):
     for n in range(count):
         nodes[n] = id_of(keys[n])
     return u8(most)
+
+
+@helper
+def new_scratch(nodes, truncation):
+    """What `walk_support` works with."""
+    return (
+        np.zeros(nodes, np.float64),
+        np.zeros(nodes, np.float64),
+        np.empty(truncation, np.uint32),
+        np.empty(truncation, np.float64),
+        np.empty(nodes, np.uint32),
+        np.empty(nodes, np.uint32),
+        np.empty(nodes, np.uint64),
+    )
+
+
+@compiled(void(i8, i8, readonly(u8), readonly(u4), readonly(f8), i8, writable(u4, 2), writable(i8)))
+def walk_supports(start, stop, indptr, indices, weights, steps, supports, out):
+    """The supports of the nodes start..stop, as many nodes as a row of `supports` has; out = how many there are."""
+    nodes, truncation = indptr.shape[0] - 1, supports.shape[1]
+    scratch = new_scratch(nodes, truncation)
+    for node in range(u8(start), u8(stop)):
+        place = node - u8(start)
+        out[place] = i8(walk_support(node, indptr, indices, weights, u8(truncation), steps, scratch, supports[place]))
