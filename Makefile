@@ -24,6 +24,7 @@ check: $(READY)  ## style, types, layers, generated documentation
 
 bench: $(READY)  ## quality beside time, on real data where it is there
 	$(BIN)/python -m benchmarks.oxford -o out/bench
+	$(BIN)/python -m benchmarks.bars -o out/bench
 
 docs: $(READY)  ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py

@@ -15,6 +15,7 @@ VERBS = (
     "evaluate",
     "tune",
     "reproduce",
+    "bench",
     "datasets list",
     "datasets fetch",
 )

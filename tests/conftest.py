@@ -86,10 +86,10 @@ def regional_index(gallery, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sound_index(tmp_path_factory):
-    """A sound regional index with whitening and names."""
+    """A sound regional index with whitening and names; its columns are plain, test_broken_codes.py has coded ones."""
     rng = np.random.default_rng(30)
     path = tmp_path_factory.mktemp("sound") / "sound.index"
-    params = Params(k=8, truncation=30, keep=12, whiten=6, pool="none")
+    params = Params(k=8, truncation=30, keep=12, whiten=6, pool="none", values="float16")
     owners = np.arange(60) % 20
     build(clusters(rng, 60, 8), path, params, owners=owners, names=[f"image {id}" for id in range(20)])
     return path

@@ -31,13 +31,23 @@ def exact_columns(features, params):
     return inverse
 
 
-def stored_columns(index):
-    """The columns of an index as a matrix, column i in [:, i]."""
+def stored_column(index, i):
+    """(ids, values) of column i of an index, as they are stored."""
     stored = index._stored
-    matrix = np.zeros((len(index.features), len(index.features)))
-    for i in range(len(matrix)):
-        places = slice(stored.indptr[i], stored.indptr[i + 1])
-        matrix[stored.rows.array[places], i] = stored.values.array[places]
+    places = slice(stored.indptr[i], stored.indptr[i + 1])
+    first, second = (mapped.array for mapped in stored.columns)
+    if index.params.values != "uint8":
+        return first[places], second[places]
+    entries = reference.decode_column(first[places].tolist(), second[i])
+    return np.array([id for id, _ in entries], np.int64), np.array([value for _, value in entries])
+
+
+def stored_columns(index, targets=None):
+    """The columns of an index as a matrix, column i in [:, i]; over images if there are so many targets."""
+    matrix = np.zeros((targets or len(index.features), len(index.features)))
+    for i in range(len(index.features)):
+        ids, values = stored_column(index, i)
+        matrix[ids, i] = values
     return matrix
 
 

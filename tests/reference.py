@@ -69,15 +69,15 @@ def largest(values, count):
 
 
 def walk_mass(alpha_s, node, truncation, steps):
-    """sum_t v_t with v_0 = e_node, v_t = alpha S v_(t-1) cut to its `truncation` largest entries."""
+    """sum_t u_t with u_0 = e_node, u_t = alpha S v_(t-1), and v_t = u_t cut to its truncation / 2 largest entries."""
     v = np.zeros(len(alpha_s))
     v[node] = 1.0
     mass = v.copy()
     for _ in range(steps):
-        spread, v = alpha_s @ v, np.zeros(len(alpha_s))
-        frontier = largest(spread, truncation)
-        v[frontier] = spread[frontier]
-        mass += v
+        u, v = alpha_s @ v, np.zeros(len(alpha_s))
+        frontier = largest(u, (truncation + 1) // 2)
+        v[frontier] = u[frontier]
+        mass += u
     return mass
 
 
@@ -99,6 +99,54 @@ def column(alpha_s, support, node):
 def inverse(alpha_s):
     """(I - alpha S)^-1, all columns without truncation, (n, n)."""
     return np.linalg.inv(np.eye(len(alpha_s)) - alpha_s)
+
+
+def varint(number):
+    """LEB128: seven bits a byte, the lowest first; all bytes but the last have the high bit set."""
+    return [number] if number < 128 else [number % 128 + 128, *varint(number // 128)]
+
+
+def encode_column(rows, values):
+    """(bytes, scale, entries) of a column whose largest value comes first (docs/index-format.md)."""
+    if not len(rows):
+        return b"", 0.0, 0
+    depths = np.log2(float(values[0]) / np.asarray(values, np.float64)) * 16
+    depths = depths[np.rint(depths) < 256]
+    head, tail, codes, previous = min(len(depths), 20), range(20, len(depths)), [], 0
+    for place in sorted(range(head), key=lambda place: rows[place]):
+        codes += [*varint(int(rows[place]) - previous), int(np.rint(depths[place]))]
+        previous = int(rows[place])
+    if tail:
+        first, last, previous = int(np.rint(depths[20])), int(np.rint(depths[-1])), 0
+        stride = max(-(-(last - first) // 7), 1)
+        codes += [first, stride]
+        for place in sorted(tail, key=lambda place: rows[place]):
+            level = int(np.clip(np.rint((depths[place] - first) / stride), 0, 7))
+            codes += varint((int(rows[place]) - previous) * 8 + level)
+            previous = int(rows[place])
+    return bytes(codes), float(values[0]), len(depths)
+
+
+def decode_column(codes, scale):
+    """[(id, value), ...] of a coded column, as they are stored; None if it is damaged."""
+    data, entries, id, tail = list(codes), [], 0, None
+    while data:
+        if len(entries) == 20 and tail is None:
+            if len(data) < 2:
+                return None
+            tail, id = (data.pop(0), data.pop(0)), 0
+        else:
+            length = next((place + 1 for place, byte in enumerate(data[:5]) if byte < 128), None)
+            if length is None or (tail is None and length == len(data)):
+                return None
+            number = sum((byte % 128) << 7 * place for place, byte in enumerate(data[:length]))
+            del data[:length]
+            id += number if tail is None else number >> 3
+            if id >= 2**32 - 1:
+                return None
+            level = data.pop(0) if tail is None else tail[0] + tail[1] * (number % 8)
+            entries.append((id, float(scale) * 2.0 ** (-level / 16)))
+    return entries
 
 
 def combine(seeds, weights, columns, owners=None, images=None):

@@ -128,12 +128,12 @@ def test_verify_finds_a_changed_byte(suffuse, index, tmp_path):
     assert "sound" in out
     copy = tmp_path / "copy.index"
     shutil.copytree(index, copy)
-    data = bytearray((copy / "values.npy").read_bytes())
+    data = bytearray((copy / "codes.npy").read_bytes())
     data[-1] ^= 1
-    (copy / "values.npy").write_bytes(data)
+    (copy / "codes.npy").write_bytes(data)
     code, out, err = suffuse("verify", copy)
     assert (code, out) == (1, "")
-    assert "values.npy" in err
+    assert "codes.npy" in err
 
 
 def test_an_existing_index_needs_force(suffuse, folder, tmp_path):

@@ -215,11 +215,12 @@ def test_huge_exponents_underflow_to_columns_without_repeated_entries():
         assert sorted(rows.tolist()) == list(range(i // 20 * 20, i // 20 * 20 + 20))
 
 
-def test_types_are_those_of_the_index():
-    found = solved(clusters(np.random.default_rng(0), N, 10), Params())
+@pytest.mark.parametrize(("values", "dtype"), [("uint8", np.float32), ("float16", np.float16)])
+def test_types_are_those_of_the_index(values, dtype):
+    found = solved(clusters(np.random.default_rng(0), N, 10), Params(values=values))
     assert found.indptr.dtype == np.int64
     assert found.rows.dtype == np.int32
-    assert found.values.dtype == np.float16
+    assert found.values.dtype == dtype  # columns are coded later
     assert found.residuals.dtype == np.float64
     assert found.indptr[0] == 0
     assert found.indptr[-1] == len(found.rows) == len(found.values)

@@ -6,6 +6,7 @@ import pytest
 import suffuse
 from builds import PARAMS, SUPPORTS, D, N, names_beside, with_support
 from data import clusters, unit
+from indexes import stored_column
 from suffuse.offline import STAGES, build
 from suffuse.online import Index
 from suffuse.params import Params
@@ -28,12 +29,14 @@ def test_the_summary_agrees_with_the_manifest_and_the_files(features, tmp_path):
         "entries": summary.entries,
         "unconverged": summary.unconverged,
     } == manifest.counts
-    assert summary.entries == len(np.load(path / "rows.npy")) == np.load(path / "indptr.npy")[-1]
+    assert len(np.load(path / "codes.npy")) == np.load(path / "indptr.npy")[-1]
+    index = Index.open(path)
+    assert summary.entries == sum(len(stored_column(index, i)[0]) for i in range(N))
     assert summary.bytes == sum(sizes.values()) - sizes["manifest.json"] == verify(path)
     assert summary.resumed == 0
     assert tuple(summary.seconds) == STAGES
     assert all(seconds >= 0 for seconds in summary.seconds.values())
-    assert sorted(sizes) == ["features.npy", "indptr.npy", "manifest.json", "rows.npy", "values.npy"]
+    assert sorted(sizes) == ["codes.npy", "features.npy", "indptr.npy", "manifest.json", "scales.npy"]
     assert names_beside(path) == ["x.index"]
     assert manifest.params == PARAMS
 

@@ -34,7 +34,7 @@ def test_without_truncation_search_is_exact_diffusion(tmp_path, support, seeds):
         np.testing.assert_allclose(hits.scores[q, : len(expected)], f[expected], rtol=1e-4)
 
 
-@pytest.mark.parametrize("values", ["float16", "float32"])
+@pytest.mark.parametrize("values", ["uint8", "float16", "float32"])
 def test_search_is_the_weighted_sum_of_the_stored_columns(tmp_path, gallery, values):
     index = build_and_open(gallery, tmp_path, dataclasses.replace(SHORT, values=values))
     queries = scattered(np.random.default_rng(1), 8, D)

@@ -124,9 +124,9 @@ def test_owners_that_do_not_fit_the_queries_are_refused(regional_index, gallery,
 @pytest.mark.parametrize(
     ("file", "position", "value", "seed", "message"),
     [
-        ("rows.npy", 0, N, 0, "rows.npy or owners.npy holds ids that do not exist"),
-        ("rows.npy", 0, -1, 0, "rows.npy or owners.npy holds ids that do not exist"),
-        ("owners.npy", slice(None), 10**6, 0, "rows.npy or owners.npy holds ids that do not exist"),
+        ("codes.npy", 0, N, 0, "codes.npy or owners.npy holds ids that do not exist"),
+        ("codes.npy", slice(None), 255, 0, "codes.npy or owners.npy holds ids that do not exist"),
+        ("owners.npy", slice(None), 10**6, 0, "codes.npy or owners.npy holds ids that do not exist"),
         ("indptr.npy", 1, 10**9, 0, "indptr.npy points outside the columns"),
         ("indptr.npy", 1, -5, 1, "indptr.npy points outside the columns"),
         ("indptr.npy", 40, 3, 39, "indptr.npy points outside the columns"),

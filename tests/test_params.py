@@ -59,7 +59,7 @@ EXPONENT = "a number above 0 and at most 100"
         ("whiten", True, COUNT_OF_1),
         ("whiten_power", -0.1, CLOSED_UNIT),
         ("whiten_power", 1.1, CLOSED_UNIT),
-        ("values", "float64", "'float16' or 'float32'"),
+        ("values", "float64", "'uint8' or 'float16' or 'float32'"),
         ("pool", "max", "'sum' or 'none'"),
         ("graph_search", "approximate", "'exact' or 'ivfadc' or 'hnsw'"),
         ("graph_search", None, "'exact' or 'ivfadc' or 'hnsw'"),
@@ -90,7 +90,7 @@ def test_a_refusal_is_a_suffuse_error_and_a_value_error():
         ("k", 2),
         ("k", LARGEST_COUNT),
         ("alpha", 1e-9),
-        ("alpha", 1 - 1 / 65000),  # nearer to 1, columns outgrow float16
+        ("alpha", 1 - 1e-9),
         ("gamma", 100),
         ("whiten", None),
         ("whiten", 1),
@@ -111,10 +111,14 @@ def test_the_edge_of_each_range_is_accepted(name, value):
     assert getattr(Params(**{name: value}), name) == value
 
 
-def test_columns_that_outgrow_float16_need_float32():
-    with pytest.raises(InvalidParams, match=r"values must be 'float32' for alpha 0\.99999, .* got 'float16'"):
-        Params(alpha=0.99999)
-    assert Params(alpha=0.99999, values="float32").alpha == 0.99999
+def test_columns_that_outgrow_float16_need_another_type():
+    with pytest.raises(
+        InvalidParams, match=r"values must be 'uint8' or 'float32' for alpha 0\.99999, .* got 'float16'"
+    ):
+        Params(alpha=0.99999, values="float16")
+    for values in ("uint8", "float32"):
+        assert Params(alpha=0.99999, values=values).alpha == 0.99999
+    assert Params(alpha=1 - 1 / 65000, values="float16").values == "float16"
 
 
 @st.composite
@@ -140,7 +144,7 @@ def parameters(draw):
         wide = {name: whole(value) if isinstance(value, int) else np.float64(value) for name, value in wide.items()}
     texts = {
         "support": draw(st.sampled_from(["graph", "features"])),
-        "values": draw(st.sampled_from(["float16", "float32"])),
+        "values": draw(st.sampled_from(["uint8", "float16", "float32"])),
         "pool": draw(st.sampled_from(["sum", "none"])),
         "graph_search": draw(st.sampled_from(["exact", "ivfadc", "hnsw"])),
         "support_search": draw(st.sampled_from(["exact", "ivfadc", "hnsw"])),
@@ -218,7 +222,7 @@ def test_the_defaults_are_the_ones_that_the_documentation_promises():
         "tolerance": 1e-6,
         "whiten": None,
         "whiten_power": 1.0,
-        "values": "float16",
+        "values": "uint8",
         "pool": "sum",
         "graph_search": "exact",
         "support_search": "exact",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import suffuse
 from data import clusters
+from indexes import stored_columns
 from suffuse import Index, IndexBroken, InvalidParams, Params
 from suffuse.kernels.pool import pool_columns
 from suffuse.neighbors import nearest
@@ -22,12 +23,14 @@ def regions():
     return clusters(np.random.default_rng(0), 90, 12, count=5)
 
 
-@pytest.fixture(scope="module")
-def indexes(regions, tmp_path_factory):
+@pytest.fixture(scope="module", params=["float32", "uint8"])
+def indexes(request, regions, tmp_path_factory):
     """The same regional index with columns over regions and over images."""
     folder = tmp_path_factory.mktemp("pooled")
     for pool in ("none", "sum"):
-        suffuse.build(regions, folder / pool, dataclasses.replace(WHOLE, pool=pool), owners=OWNERS)
+        suffuse.build(
+            regions, folder / pool, dataclasses.replace(WHOLE, pool=pool, values=request.param), owners=OWNERS
+        )
     return {pool: Index.open(folder / pool) for pool in ("none", "sum")}
 
 
@@ -62,14 +65,18 @@ def test_pooled_before_storing_or_when_searching_is_the_same(indexes, regions):
     queries, owners = regions[rng.integers(0, 90, 12)] + 0.05 * rng.standard_normal((12, 12)), np.arange(12) % 4
     late = indexes["none"].search(queries, top=30, seeds=5, owners=owners, refine=0)
     early = indexes["sum"].search(queries, top=30, seeds=5, owners=owners, refine=0)
-    np.testing.assert_array_equal(early.ids, late.ids)
-    np.testing.assert_allclose(early.scores, late.scores, rtol=1e-5)
+    if indexes["sum"].params.values == "float32":
+        np.testing.assert_array_equal(early.ids, late.ids)
+        np.testing.assert_allclose(early.scores, late.scores, rtol=1e-5)
+    else:  # a code rounds twice, and each time otherwise
+        np.testing.assert_allclose(early.scores, late.scores, rtol=0.1)
 
 
 def test_pooled_columns_hold_images_and_are_smaller(indexes):
-    rows = indexes["sum"]._stored.rows.array
-    assert rows.max() < 30
-    assert len(rows) < len(indexes["none"]._stored.rows.array)
+    assert len(stored_columns(indexes["sum"], targets=30)) == 30  # a larger id would not fit
+    sizes = {pool: index.manifest.files for pool, index in indexes.items()}
+    name = "codes.npy" if "codes.npy" in sizes["sum"] else "rows.npy"
+    assert sizes["sum"][name]["bytes"] < sizes["none"][name]["bytes"]
 
 
 def test_keep_counts_images(regions, tmp_path):
@@ -112,10 +119,7 @@ def test_other_poolings_join_the_scores_of_regions(indexes, regions, pooling):
     index = indexes["none"]
     queries, owners = regions[[3, 40, 7, 8]], np.array([0, 0, 1, 1])
     hits = index.search(queries, top=30, seeds=4, owners=owners, pooling=pooling)
-    stored, columns = index._stored, np.zeros((90, 90))
-    for region in range(90):
-        places = slice(stored.indptr[region], stored.indptr[region + 1])
-        columns[region, stored.rows.array[places]] = stored.values.array[places]
+    columns = stored_columns(index).T
     found = nearest(index.prepare(queries), index.features, 4)
     for q in range(2):
         own = slice(2 * q, 2 * q + 2)
@@ -145,10 +149,7 @@ def test_a_pooling_that_the_index_cannot_do_is_refused(indexes, regions):
 
 def image_vectors_slowly(index):
     """Row j is sqrt(sum of the columns of the regions of image j)."""
-    stored, columns = index._stored, np.zeros((90, 30))
-    for region in range(90):
-        places = slice(stored.indptr[region], stored.indptr[region + 1])
-        columns[region, stored.rows.array[places]] = stored.values.array[places]
+    columns = stored_columns(index, targets=30).T
     sums = np.zeros((30, 30))
     np.add.at(sums, OWNERS, columns)
     return columns, np.sqrt(sums)
@@ -162,7 +163,7 @@ def test_image_vectors_are_roots_of_sums_over_regions(indexes):
         places = slice(stored.indptr[image], stored.indptr[image + 1])
         found[image, stored.rows[places]] = stored.values[places]
         assert (np.diff(stored.values[places]) <= 0).all()
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5 if stored.values.dtype == np.float32 else 1e-3)
 
 
 def test_a_second_look_at_images_compares_the_roots(indexes, regions):
@@ -173,7 +174,7 @@ def test_a_second_look_at_images_compares_the_roots(indexes, regions):
     f = np.sqrt((np.maximum(found.sims, 0).ravel().astype(float) ** 3) @ columns[found.ids.ravel()])
     cosines = roots @ f / np.linalg.norm(f) / np.maximum(np.linalg.norm(roots, axis=1), 1e-30)
     reached = hits.ids[0][hits.scores[0] > 0]
-    np.testing.assert_allclose(hits.scores[0, : len(reached)], cosines[reached], rtol=1e-4)
+    np.testing.assert_allclose(hits.scores[0, : len(reached)], cosines[reached], rtol=1e-3)
 
 
 def test_a_second_look_is_refused_where_columns_are_not_pooled(indexes, regions):

@@ -171,17 +171,17 @@ def test_an_index_holds_what_it_was_built_from(regional):
     np.testing.assert_array_equal(stored.whitening.projection, whitening.projection)
     np.testing.assert_array_equal(stored.owners, owners)
     assert list(stored.items) == names
-    assert stored.values.array.dtype == np.float16
-    counts = {"elements": 60, "images": 20, "dimensions": 6, "entries": len(stored.rows.array)}
-    assert counts.items() <= stored.manifest.counts.items()
-    assert (stored.indptr[0], stored.indptr[-1]) == (0, counts["entries"])
+    assert [mapped.array.dtype for mapped in stored.columns] == [np.uint8, np.float32]
+    assert {"elements": 60, "images": 20, "dimensions": 6}.items() <= stored.manifest.counts.items()
+    assert (stored.indptr[0], stored.indptr[-1]) == (0, len(stored.columns[0].array))
 
 
 def test_an_index_without_owners_whitening_and_names_has_none(plain):
     _, path = plain
     stored = open_index(str(path))
     assert (stored.owners, stored.whitening, stored.items[49]) == (None, None, {})
-    assert stored.values.array.dtype == np.float32
+    assert [mapped.array.dtype for mapped in stored.columns] == [np.int32, np.float32]
+    assert stored.indptr[-1] == len(stored.columns[0].array) == stored.manifest.counts["entries"]
     assert len(stored.items) == 50
 
 
@@ -195,10 +195,10 @@ def test_a_manifest_survives_writing_and_reading(regional, tmp_path):
 
 
 def test_a_directory_holds_the_files_that_its_manifest_names_and_nothing_else(regional, plain):
-    columns = ["features.npy", "indptr.npy", "rows.npy", "values.npy"]
+    always, plainly, coded = ["features.npy", "indptr.npy"], ["rows.npy", "values.npy"], ["codes.npy", "scales.npy"]
     extras = ["item_offsets.npy", "items.jsonl", "owners.npy", "whitening_mean.npy", "whitening_projection.npy"]
     extras += ["image_indptr.npy", "image_rows.npy", "image_values.npy"]
-    for path, expected in ((regional[-1], [*columns, *extras]), (plain[-1], columns)):
+    for path, expected in ((regional[-1], [*always, *coded, *extras]), (plain[-1], [*always, *plainly])):
         assert files_in(path) == sorted([*expected, "manifest.json"])
         assert sorted(read_manifest(path).files) == sorted(expected)
 
@@ -219,7 +219,7 @@ def test_a_fresh_index_verifies_and_all_its_bytes_are_counted(regional, plain):
         assert suffuse.verify(str(path)) == size
 
 
-DATA = ["features.npy", "rows.npy", "values.npy", "owners.npy", "whitening_mean.npy", "whitening_projection.npy"]
+DATA = ["features.npy", "codes.npy", "scales.npy", "owners.npy", "whitening_mean.npy", "whitening_projection.npy"]
 
 
 @pytest.mark.parametrize("name", [*DATA, "items.jsonl"])
@@ -247,20 +247,24 @@ def test_an_open_index_can_be_moved_and_a_copy_is_the_same_index(plain, tmp_path
         np.testing.assert_array_equal(found.scores, before.scores)
 
 
-EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+EXPECTED = [
+    {"version": 1, **case} | {"search": {"refine": 0} | case["search"]}
+    for name in ("expected.json", "expected-2.json")
+    for case in json.loads((GOLDEN / name).read_text())
+]
 
 
 @pytest.mark.parametrize("case", EXPECTED, ids=lambda case: f"{case['index']} {case['search']}")
-def test_an_index_of_format_version_1_opens_verifies_and_gives_the_hits_it_gave(case):
-    """Written once by tests/golden/make.py; every later version must read them."""
+def test_an_index_of_every_format_version_opens_verifies_and_gives_the_hits_it_gave(case):
+    """Written once by tests/golden/make.py and make_2.py; every later version must read them."""
     path = GOLDEN / case["index"]
     assert verify(path) == size_on_disk(read_manifest(path))
     index = suffuse.Index.open(path)
-    assert index.manifest.version == 1
+    assert index.manifest.version == case["version"]
     assert index.params == Params.from_dict(case["params"])  # written before some of today's parameters existed
     assert index.items.name(3) == case["name_of_3"]
     owners = None if case["owners"] is None else np.array(case["owners"])
-    hits = index.search(np.load(GOLDEN / "queries.npy"), **case["search"], owners=owners, refine=0)
+    hits = index.search(np.load(GOLDEN / "queries.npy"), **case["search"], owners=owners)
     np.testing.assert_array_equal(hits.ids, case["ids"])
     np.testing.assert_allclose(hits.scores, case["scores"], rtol=1e-4)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from suffuse.arrays import write_bytes
 from suffuse.errors import IndexBroken
 from suffuse.neighbors import Features, Neighbors, load_faiss, one_thread, ranked
-from suffuse.params import Params, Search
+from suffuse.params import GraphSearch, Params
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _BATCH = 16
 _BLAS_SETTING = threading.Lock()
 
 
-def write_index(path: Path, features: Features, search: Search) -> None:
+def write_index(path: Path, features: Features, search: GraphSearch) -> None:
     """Train the approximate index of unit rows (n, d) and write it, whole or not at all.
 
     On one thread, whatever the caller allows: several would add elements to HNSW in an order of chance. The same
@@ -50,7 +50,7 @@ def write_index(path: Path, features: Features, search: Search) -> None:
     write_bytes(path, [faiss.serialize_index(index).data])
 
 
-def read_index(path: Path, search: Search, params: Params) -> Any:
+def read_index(path: Path, search: GraphSearch, params: Params) -> Any:
     """Open an approximate index to search as wide as the parameters say, its data memory-mapped where faiss can."""
     faiss = load_faiss()
     # faiss maps the lists of IVFADC with one flag, and the arrays of HNSW with another that came later.

@@ -5,6 +5,7 @@ A working directory holds everything that tasks read and write:
     plan.json             parameters and fingerprints of the build
     index/                the future index; features.npy is there before the first task
     search/KIND.faiss     an approximate index of the features, for the stages that search by it
+    search/cells-*.npy    the cells of the features, where the graph is searched by them
     pairs/A-B.npy         keys of the nearest in shard B of the rows of shard A (see `shards`)
     neighbors/START.npz   ids and sims of a block of rows
     graph/*.npy           alpha S, and summary.json
@@ -17,20 +18,30 @@ import functools
 import io
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suffuse import approximate
-from suffuse.arrays import map_array, write_array, write_bytes, write_json
-from suffuse.diffusion import ImageVectors, columns, image_vectors
+from suffuse.arrays import map_array, write_array, write_blocks, write_bytes, write_json
+from suffuse.cells import Cells, by_row, make_cells, nearest_in_cells
+from suffuse.codes import Codes, decode, encode
+from suffuse.diffusion import Entries, columns, image_vectors, take
 from suffuse.graph import Graph, affinity, summarize, transition
-from suffuse.neighbors import Features, Find, Neighbors, nearest_to_rows, one_thread
-from suffuse.params import Params, Search
+from suffuse.hnsw import HnswGraph, build_hnsw
+from suffuse.neighbors import Features, Find, Neighbors, load_faiss, nearest_to_rows, one_thread
+from suffuse.params import GraphSearch, Params
 from suffuse.shards import between, merged, shard_starts, within
+
+
+class ColumnCounts(NamedTuple):
+    """What the manifest says about all columns together."""
+
+    entries: int
+    unconverged: int
 
 
 def block_starts(n: int) -> Sequence[int]:
@@ -62,25 +73,49 @@ def plan_difference(path: Path, plan: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def search_results(work: Path, params: Params) -> dict[Path, Search]:
+def search_results(work: Path, params: Params) -> dict[Path, GraphSearch]:
     """The approximate indexes that a build needs, by file; stages that search by the same kind share one."""
-    used = {params.graph_search} | ({params.support_search} if params.support == "features" else set())
+    used: set[GraphSearch] = {params.graph_search}
+    if params.support == "features":
+        used.add(params.support_search)
     return {_search_path(work, search): search for search in sorted(used - {"exact"})}
 
 
-def _search_path(work: Path, search: Search) -> Path:
-    return work / "search" / f"{search}.faiss"
+def _search_path(work: Path, search: GraphSearch) -> Path:
+    # The last file of the cells stands for all of them.
+    return work / "search" / (f"cells-{Cells._fields[-1]}.npy" if search == "cells" else f"{search}.faiss")
 
 
-def search_task(work: str, search: Search) -> None:
+def seeds_results(work: Path, params: Params) -> dict[Path, None]:
+    """The last file of the links for seeds, where the index has any."""
+    return {work / "index" / f"hnsw_{HnswGraph._fields[-1]}.npy": None} if params.seed_search == "hnsw" else {}
+
+
+def search_task(work: str, search: GraphSearch) -> None:
     """The approximate index of all rows; one thread, so that the same rows give the same index."""
     directory = Path(work)
     features = map_array(directory / "index" / "features.npy").array
     with one_thread():
-        approximate.write_index(_search_path(directory, search), features, search)
+        if search == "cells":
+            for name, array in make_cells(features, _params(directory).probes)._asdict().items():
+                write_array(directory / "search" / f"cells-{name}.npy", array)
+        else:
+            approximate.write_index(_search_path(directory, search), features, search)
 
 
-def _find(directory: Path, search: Search, params: Params) -> Find:
+def _cells(directory: Path) -> Cells:
+    return Cells(*(map_array(directory / "search" / f"cells-{name}.npy").array for name in Cells._fields))
+
+
+def seeds_task(work: str, _: None) -> None:
+    """The links by which a search finds its seeds, straight into the index; on all threads of this process."""
+    index = Path(work) / "index"
+    graph = build_hnsw(map_array(index / "features.npy").array, threads=load_faiss().omp_get_max_threads())
+    for name, array in graph._asdict().items():
+        write_array(index / f"hnsw_{name}.npy", array)
+
+
+def _find(directory: Path, search: GraphSearch, params: Params) -> Find:
     if search == "exact":
         return nearest_to_rows
     index = approximate.read_index(_search_path(directory, search), search, params)
@@ -123,12 +158,14 @@ def _nearest_by_pairs(directory: Path, features: Features, start: int, stop: int
 
 
 def neighbors_task(work: str, start: int, stop: int) -> None:
-    """k-NN of the rows start..stop against all."""
+    """k-NN of the rows start..stop against all; where the graph is searched by cells, of those positions (`Cells`)."""
     directory, params = Path(work), _params(Path(work))
     features = map_array(directory / "index" / "features.npy").array
     with one_thread():
         if params.graph_search == "exact":
             found = _nearest_by_pairs(directory, features, start, stop, params.k)
+        elif params.graph_search == "cells":
+            found = nearest_in_cells(features, _cells(directory), start, stop, min(params.k, len(features)))
         else:
             found = _find(directory, params.graph_search, params)(features, start, stop, params.k)
     _write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)
@@ -143,6 +180,8 @@ def graph_task(work: str, n: int) -> None:
         return np.concatenate([np.load(block_path(directory, "neighbors", start))[name] for start in block_starts(n)])
 
     lists = Neighbors(joined("ids"), joined("sims"))
+    if params.graph_search == "cells":
+        lists = by_row(_cells(directory), lists)
     s = transition(affinity(lists, params.gamma))
     alpha_s = s._replace(weights=params.alpha * s.weights)
     for name, array in alpha_s._asdict().items():
@@ -163,14 +202,46 @@ def columns_task(work: str, start: int, stop: int) -> None:
     find = _find(directory, params.support_search, params) if params.support == "features" else nearest_to_rows
     with one_thread():
         block = columns(alpha_s, start, stop, params, features, owners, find)
-    _write_npz(block_path(directory, "columns", start), **block._asdict())
+    stored = encode(block) if params.values == "uint8" else block
+    _write_npz(block_path(directory, "columns", start), **stored._asdict())
+
+
+def join_columns(work: Path, n: int) -> ColumnCounts:
+    """Write the columns of all blocks into the index, never all of them in memory."""
+    index, params = work / "index", _params(work)
+
+    def parts(name: str) -> Iterator[NDArray[Any]]:
+        return (np.load(block_path(work, "columns", start))[name] for start in block_starts(n))
+
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(block) for block in parts("indptr")]))])
+    size = (int(indptr[-1]),)
+    write_array(index / "indptr.npy", indptr)
+    if params.values == "uint8":
+        entries = sum(int(lengths.sum()) for lengths in parts("lengths"))
+        write_blocks(index / "codes.npy", np.uint8, size, parts("codes"))
+        write_blocks(index / "scales.npy", np.float32, (n,), parts("scales"))
+    else:
+        entries = size[0]
+        write_blocks(index / "rows.npy", np.int32, size, parts("rows"))
+        write_blocks(index / "values.npy", params.values, size, parts("values"))
+    return ColumnCounts(entries, sum(int((residuals > params.tolerance).sum()) for residuals in parts("residuals")))
 
 
 def image_task(work: str, images: int) -> None:
     """The vectors of images that the second look compares with, from the finished columns of a regional index."""
-    index, keep = Path(work) / "index", _params(Path(work)).keep
-    pooled = ImageVectors(*(map_array(index / f"{name}.npy").array for name in ImageVectors._fields))
-    vectors = image_vectors(pooled, map_array(index / "owners.npy").array, images, keep)
+    index, params = Path(work) / "index", _params(Path(work))
+    coded = params.values == "uint8"
+
+    def mapped(*names: str) -> Iterator[NDArray[Any]]:
+        return (map_array(index / f"{name}.npy").array for name in names)
+
+    columns_of: Callable[[NDArray[np.integer]], Entries]
+    if coded:
+        columns_of = functools.partial(decode, Codes(*mapped(*Codes._fields)))
+    else:
+        columns_of = functools.partial(take, Entries(*mapped(*Entries._fields)))
+    owners, dtype = map_array(index / "owners.npy").array, "float16" if coded else params.values
+    vectors = image_vectors(columns_of, owners, images, params.keep, dtype)
     for name, array in vectors._asdict().items():
         write_array(index / f"image_{name}.npy", array)
 

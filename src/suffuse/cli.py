@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suffuse import __version__, research
+from suffuse import __version__, bench_verb, research
 from suffuse.errors import InvalidParams, SuffuseError
 from suffuse.params import Params
 from suffuse.terminal import console, progress_bars
@@ -40,6 +40,7 @@ app = typer.Typer(
 app.command(rich_help_panel="For researchers")(research.evaluate)
 app.command(rich_help_panel="For researchers")(research.tune)
 app.command(rich_help_panel="For researchers")(research.reproduce)
+app.command(rich_help_panel="For researchers")(bench_verb.bench)
 app.add_typer(research.datasets, name="datasets", rich_help_panel="For researchers")
 
 _DEFAULTS = Params()
@@ -62,9 +63,26 @@ class SearchChoice(StrEnum):
     hnsw = "hnsw"
 
 
+class GraphSearchChoice(StrEnum):
+    """How neighbours for the graph are found while building."""
+
+    exact = "exact"
+    cells = "cells"
+    ivfadc = "ivfadc"
+    hnsw = "hnsw"
+
+
+class SeedSearchChoice(StrEnum):
+    """How the seeds of a query are found."""
+
+    exact = "exact"
+    hnsw = "hnsw"
+
+
 class ValuesChoice(StrEnum):
     """How column entries are stored."""
 
+    uint8 = "uint8"
     float16 = "float16"
     float32 = "float32"
 
@@ -151,18 +169,26 @@ def build(
     whiten_power: Annotated[
         float, typer.Option(metavar="P", help="Whitening power: 0 only rotates and cuts, 1 whitens fully.")
     ] = _DEFAULTS.whiten_power,
-    values: Annotated[ValuesChoice, typer.Option(help="How entries are stored.")] = ValuesChoice.float16,
+    values: Annotated[
+        ValuesChoice, typer.Option(help="How columns are stored: in a compact code (uint8), or plain.")
+    ] = ValuesChoice.uint8,
     iterations: Annotated[int, typer.Option(help="Most steps of conjugate gradient.")] = _DEFAULTS.iterations,
     tolerance: Annotated[float, typer.Option(help="Residual at which a column is solved.")] = _DEFAULTS.tolerance,
     graph_search: Annotated[
-        SearchChoice, typer.Option(help="How the neighbours in the graph are found; all but exact miss some.")
-    ] = SearchChoice.exact,
+        GraphSearchChoice, typer.Option(help="How the neighbours in the graph are found; all but exact miss some.")
+    ] = GraphSearchChoice.exact,
     support_search: Annotated[
         SearchChoice, typer.Option(help="How the L nearest of --support features are found.")
     ] = SearchChoice.exact,
-    probes: Annotated[int, typer.Option(help="Cells that ivfadc visits; more find more.")] = _DEFAULTS.probes,
+    seed_search: Annotated[
+        SeedSearchChoice, typer.Option(help="How a search finds its seeds: exactly, or fast by hnsw.")
+    ] = SeedSearchChoice.exact,
+    probes: Annotated[int, typer.Option(help="Cells that cells and ivfadc visit; more find more.")] = _DEFAULTS.probes,
     ef: Annotated[int, typer.Option("--ef", help="Candidates that hnsw keeps; more find more.")] = _DEFAULTS.ef,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Threads to use.", show_default="all cores")] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GB", help="Memory to stay below, with fewer threads if need be.")
+    ] = None,
     transpose: Annotated[bool, typer.Option("--transpose", help="FEATURES has one column per image.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an index that is already there.")] = False,
 ) -> None:
@@ -173,7 +199,8 @@ def build(
     params = Params(
         k=k, alpha=alpha, gamma=gamma, support=support.value, truncation=truncation, keep=keep,
         iterations=iterations, tolerance=tolerance, whiten=whiten, whiten_power=whiten_power, values=values.value,
-        graph_search=graph_search.value, support_search=support_search.value, probes=probes, ef=ef,
+        graph_search=graph_search.value, support_search=support_search.value, seed_search=seed_search.value,
+        probes=probes, ef=ef,
     )  # fmt: skip
     from suffuse.features import load, load_owners
     from suffuse.items import load_items, with_labels
@@ -191,6 +218,7 @@ def build(
             owners=None if owners is None else load_owners(owners),
             names=items,
             jobs=jobs,
+            memory=memory,
             force=force,
             progress=progress,
         )
@@ -214,6 +242,11 @@ def search(
         typer.Option(metavar="N", help="Hits that get a second look; 0 for none.", show_default="500 where possible"),
     ] = None,
     method: Annotated[MethodChoice, typer.Option(help="Ranking: diffusion, or plain cosine.")] = MethodChoice.diffusion,
+    exact: Annotated[bool, typer.Option("--exact", help="Find seeds exactly in any index.")] = False,
+    ef: Annotated[
+        int | None,
+        typer.Option("--ef", help="Candidates of a search for seeds by hnsw; more find more.", show_default="by size"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per query and line.")] = False,
     transpose: Annotated[bool, typer.Option("--transpose", help="QUERIES has one column per query.")] = False,
 ) -> None:
@@ -230,7 +263,14 @@ def search(
     first = 0
     for start in range(0, len(rows), batch):
         hits = opened.search(
-            rows[start : start + batch], top, seeds, method=method.value, refine=refine, owners=query_owners
+            rows[start : start + batch],
+            top,
+            seeds,
+            method=method.value,
+            refine=refine,
+            owners=query_owners,
+            exact=exact,
+            ef=ef,
         )
         show = _print_json if as_json else _print_table
         show(opened, hits, first)
@@ -353,7 +393,7 @@ def _print_info(content: dict[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column()
     counts, graph = content["counts"], content["graph"]
-    columns = sum(content["bytes"][name] for name in ("indptr.npy", "rows.npy", "values.npy"))
+    columns = sum(content["bytes"].get(f"{name}.npy", 0) for name in ("indptr", "codes", "scales", "rows", "values"))
     rows = {
         "index": f"{content['path']} (format {content['version']}, by {content['created_by']})",
         "images": f"{counts['images']:,}",

@@ -1,9 +1,10 @@
 """Columns of the inverse of L_alpha = I - alpha S, each solved on its own support (late truncation)."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from suffuse.graph import Graph
 from suffuse.kernels.pool import pool_columns, pool_images
@@ -41,9 +42,10 @@ def columns(
     `alpha_s` is alpha * S. `features` are the unit rows, needed for `support="features"` only,
     and `find` is the search for its supports.
     With `owners`, the entries of an image's regions are summed, and rows are images.
+    Columns that are to be coded (`codes.encode`) are float32 here.
     """
     count, n = stop - start, len(alpha_s.indptr) - 1
-    dtype = np.dtype(params.values)
+    dtype = np.dtype(plain_type(params))
     floor = np.float32(np.finfo(dtype).smallest_subnormal)  # what rounds to zero is not stored
     solved = min(params.truncation, n)
     width = min(params.keep, solved) if owners is None else solved
@@ -65,6 +67,11 @@ def columns(
     stored = np.arange(rows.shape[1]) < lengths[:, None]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     return Columns(indptr, rows[stored].view(np.int32), values[stored].astype(dtype), residuals)
+
+
+def plain_type(params: Params) -> str:
+    """The type of column entries before they are coded, if they are."""
+    return "float32" if params.values == "uint8" else params.values
 
 
 def _without_repeats(alpha_s: Graph, supports: NDArray[np.uint32]) -> tuple[Graph, NDArray[np.uint32]]:
@@ -96,20 +103,33 @@ def _pool(
     return pooled_rows, pooled_values, pooled_lengths
 
 
-class ImageVectors(NamedTuple):
-    """For each image of a regional index, the root of the sum of its regions' columns, largest entries first."""
+class Entries(NamedTuple):
+    """Sparse vectors: the entries of vector i are rows[indptr[i]:indptr[i + 1]] and the same of values."""
 
-    indptr: NDArray[np.int64]  # (images + 1,)
+    indptr: NDArray[np.int64]  # (b + 1,)
     rows: NDArray[np.int32]
     values: NDArray[np.float16] | NDArray[np.float32]
 
 
-def image_vectors(pooled: ImageVectors, owners: NDArray[np.int32], images: int, keep: int) -> ImageVectors:
-    """v_j = sqrt(sum of the pooled columns of the regions of image j), its largest `keep` entries.
+def take(entries: Entries, ids: NDArray[np.integer]) -> Entries:
+    """The vectors of these ids."""
+    lengths = entries.indptr[ids + 1] - entries.indptr[ids]
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.arange(indptr[-1]) + np.repeat(entries.indptr[ids] - indptr[:-1], lengths)
+    return Entries(indptr, entries.rows[places], entries.values[places])
 
-    `pooled` are the columns of all regions over images, (n + 1,) and entries.
+
+def image_vectors(
+    columns_of: Callable[[NDArray[np.integer]], Entries],
+    owners: NDArray[np.int32],
+    images: int,
+    keep: int,
+    dtype: DTypeLike,
+) -> Entries:
+    """For each image v_j = sqrt(sum of the pooled columns of its regions), the largest `keep` entries, largest first.
+
+    `columns_of` gives the columns of any regions, over images.
     """
-    values = pooled.values.view(np.uint16) if pooled.values.dtype == np.float16 else pooled.values
     members = np.argsort(owners, kind="stable")
     group_ptr = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=images))])
     parts: list[tuple[NDArray[Any], ...]] = []
@@ -118,10 +138,15 @@ def image_vectors(pooled: ImageVectors, owners: NDArray[np.int32], images: int, 
         rows, roots = np.empty((count, width), np.uint32), np.empty((count, width), np.float32)
         lengths = np.empty(count, np.int64)
         block_ptr = group_ptr[start : start + count + 1]
+        pooled = columns_of(members[block_ptr[0] : block_ptr[-1]])
+        values = pooled.values.view(np.uint16) if pooled.values.dtype == np.float16 else pooled.values
+        places = np.arange(block_ptr[-1] - block_ptr[0])
         pool_images(
-            pooled.indptr, pooled.rows.view(np.uint32), values, block_ptr, members, images, rows, roots, lengths
-        )
+            pooled.indptr, pooled.rows.view(np.uint32), values, block_ptr - block_ptr[0], places, images,
+            rows, roots, lengths,
+        )  # fmt: skip
         stored = np.arange(width) < lengths[:, None]
-        parts.append((lengths, rows[stored].view(np.int32), roots[stored].astype(pooled.values.dtype)))
+        largest = np.finfo(np.dtype(dtype)).max
+        parts.append((lengths, rows[stored].view(np.int32), np.minimum(roots[stored], largest).astype(dtype)))
     lengths, rows_, values_ = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return ImageVectors(np.concatenate([[0], np.cumsum(lengths)]), rows_, values_)
+    return Entries(np.concatenate([[0], np.cumsum(lengths)]), rows_, values_)

@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, as_completed, wait
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse import __version__
-from suffuse.arrays import UNFINISHED, map_array, sync_directory, write_array, write_blocks, write_bytes, write_json
+from suffuse.arrays import map_array, sync_directory, write_array, write_blocks, write_bytes
 from suffuse.blocks import (
     block_path,
     block_rows,
@@ -24,33 +23,38 @@ from suffuse.blocks import (
     columns_task,
     graph_task,
     image_task,
+    join_columns,
     neighbors_task,
     pair_task,
     pairs_of_shards,
-    plan_difference,
     search_results,
     search_task,
+    seeds_results,
+    seeds_task,
 )
-from suffuse.errors import BuildInterrupted, IndexExists, IndexProblem, InvalidInput, InvalidParams
+from suffuse.errors import BuildInterrupted, InvalidParams
 from suffuse.features import check_matrix, check_owners, learn_whitening, load, unit_blocks
 from suffuse.items import check_items, encode_items
+from suffuse.memory import threads_that_fit
 from suffuse.params import Params
+from suffuse.shards import shard_starts
 from suffuse.store import (
     FORMAT_VERSION,
     ITEMS_FILE,
     Manifest,
     describe_files,
-    read_manifest,
     size_on_disk,
     write_manifest,
 )
+from suffuse.workplace import publish, refuse_overwriting, remove, work_path, working_directory
 
 logger = logging.getLogger(__name__)
 
 # Called with the stage's name, how many of its rows are done, and how many there are.
 Progress = Callable[[str, int, int], None]
 
-# Where neighbours are searched approximately, "search" comes after "features", and there are no "pairs".
+# Where seeds are searched approximately, "seeds" comes after "features". Where the graph's neighbours are, "search"
+# comes before "neighbors" in place of "pairs".
 STAGES = ("features", "pairs", "neighbors", "graph", "columns", "index")
 
 
@@ -77,6 +81,7 @@ def build(
     names: Sequence[Any] | None = None,
     executor: Executor | None = None,
     jobs: int | None = None,
+    memory: float | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> BuildSummary:
@@ -85,6 +90,7 @@ def build(
     features  (n, d), one row per image, or per region if `owners` says which image each region belongs to
     names     a name, or an object with a name and metadata, for each image
     executor  runs the tasks: any concurrent.futures.Executor whose workers see the same files; else `jobs` threads
+    memory    gigabytes that the build may hold: fewer threads if that many need more, an error if one does
     force     replace an index that is already there, once the new one is whole
 
     The work is done in a directory beside `path`. A build that was cut short leaves no index; the same call
@@ -101,27 +107,29 @@ def build(
     if names is not None and owners is not None:
         images = max(images, len(names))  # the last images may have no regions
     items = None if names is None else check_items(names, images)
-    workers = _workers(executor, jobs)
+    workers = _workers(executor, _fitting(jobs, memory, n, params.whiten or features.shape[1], params))
     try:
-        _refuse_overwriting(final, force)
+        refuse_overwriting(final, force)
         plan = _plan(features, params, owners, items)
-        with _working_directory(final, plan, force) as work, workers as pool:
+        with working_directory(final, plan, force) as work, workers as pool:
             build_ = _Build(work, n, pool, progress or _silent)
             _write_inputs(build_, features, params, owners, items)
+            if seeds := seeds_results(work, params):
+                build_.run_singly("seeds", seeds_task, [seeds])
             if searches := search_results(work, params):
                 build_.run_singly("search", search_task, [searches])
             if params.graph_search == "exact" and not build_.is_done("neighbors"):
                 build_.run_singly("pairs", pair_task, pairs_of_shards(work, n))
             build_.run_blocks("neighbors", neighbors_task)
-            _remove(work / "pairs")  # larger than all that comes after
+            remove(work / "pairs")  # larger than all that comes after
             build_.run_singly("graph", graph_task, [{work / "graph" / "summary.json": n}])
             build_.run_blocks("columns", columns_task)
             manifest = _assemble(build_, params, images)
-            _publish(work, final, force)
+            publish(work, final, force)
     except OSError as error:
         raise BuildInterrupted(
             f"{error.strerror or error} ({error.filename or final}); what is finished is kept in"
-            f" {_work_path(final).name}, and the same build goes on from there once this is cured"
+            f" {work_path(final).name}, and the same build goes on from there once this is cured"
         ) from error
     except BrokenExecutor as error:
         raise BuildInterrupted(f"a worker died ({error}); the same build goes on with what is finished") from error
@@ -222,16 +230,27 @@ def _none_left_running(futures: Collection[Future[None]]) -> Iterator[None]:
         raise
 
 
+def _fitting(jobs: int | None, memory: float | None, n: int, dimensions: int, params: Params) -> int | None:
+    """The number of jobs, lowered to what fits into so many gigabytes, where a bound is given."""
+    if memory is None:
+        return jobs
+    sizes = {"shard_rows": shard_starts(n, block_rows(n)).step, "block_rows": block_rows(n)}
+    return threads_that_fit(memory, n, dimensions, params, jobs or _cores(), **sizes)
+
+
 def _workers(executor: Executor | None, jobs: int | None) -> contextlib.AbstractContextManager[Executor]:
     if executor is not None:
         if jobs is not None:
-            raise InvalidParams("give an executor or a number of jobs, not both")
+            raise InvalidParams("give an executor, or a number of jobs or a bound of memory, not both")
         return contextlib.nullcontext(executor)
     if jobs is not None and jobs < 1:
         raise InvalidParams(f"jobs must be a whole number of at least 1, got {jobs!r}")
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Threads, since the kernels and faiss release the GIL; they share the memory maps at no cost.
-    return ThreadPoolExecutor(jobs or available)
+    return ThreadPoolExecutor(jobs or _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _plan(
@@ -249,79 +268,6 @@ def _plan(
         "owners": None if owners is None else hashlib.sha256(owners.data).hexdigest(),
         "names": None if items is None else hashlib.sha256(encode_items(items)[0]).hexdigest(),
     }
-
-
-def _work_path(final: Path) -> Path:
-    return final.with_name(final.name + ".building")
-
-
-def _replaced_path(final: Path) -> Path:
-    return final.with_name(final.name + ".replaced")
-
-
-def _remove(path: Path) -> None:
-    """Remove a directory with all it holds, if it is there; of a link to one, only the link."""
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
-
-
-def _bring_back(final: Path) -> None:
-    """If a forced build ended between its two renames, give the old index its name again."""
-    if not os.path.lexists(final) and os.path.lexists(_replaced_path(final)):
-        _replaced_path(final).rename(final)
-
-
-def _refuse_overwriting(final: Path, force: bool) -> None:
-    if not final.name or final.name in (".", ".."):
-        raise InvalidInput(f"{str(final)!r} is no name for an index; give a path such as photos.index")
-    if not os.path.lexists(final):
-        return
-    if not force:
-        raise IndexExists(f"{final} exists already; choose another name, or replace it with --force (force=True)")
-    try:
-        read_manifest(final)
-    except IndexProblem as error:
-        raise IndexExists(f"{final} exists and is not a sound index, so it is not replaced: {error}") from error
-
-
-@contextlib.contextmanager
-def _working_directory(final: Path, plan: dict[str, Any], force: bool) -> Iterator[Path]:
-    """The directory beside the index, with what an interrupted build of the same plan left; locked meanwhile."""
-    work = _work_path(final).absolute()  # workers may have another current directory
-    work.mkdir(parents=True, exist_ok=True)
-    with _lock(work):
-        _bring_back(final)
-        _refuse_overwriting(final, force)  # again: another build may have ended before this one had the lock
-        plan_path = work / "plan.json"
-        if plan_path.exists() and (changed := plan_difference(plan_path, plan)):
-            logger.warning("%s holds an unfinished build with other %s: starting anew", work.name, changed)
-            plan_path.unlink()
-        if not plan_path.exists():
-            for name in ("index", "search", "pairs", "neighbors", "graph", "columns"):
-                _remove(work / name)
-            write_json(plan_path, plan)
-        (work / "index").mkdir(exist_ok=True)
-        for left_behind in work.glob(f"**/.*{UNFINISHED}"):
-            left_behind.unlink()
-        yield work
-
-
-@contextlib.contextmanager
-def _lock(work: Path) -> Iterator[None]:
-    """Let one process at a time build an index; the lock goes with its process, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with (work / "lock").open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise IndexExists(f"another process is building in {work}; wait for it, or choose another name") from None
-        yield
 
 
 def _write_inputs(
@@ -352,20 +298,10 @@ def _write_inputs(
 
 
 def _assemble(build_: _Build, params: Params, images: int) -> Manifest:
-    """Join the blocks of columns to three arrays, and describe the whole in a manifest."""
+    """Join the blocks of columns, and describe the whole in a manifest."""
     with build_.stage("index"):
         index, n = build_.index, build_.n
-
-        def parts(name: str) -> Iterator[NDArray[Any]]:
-            return (np.load(block_path(build_.work, "columns", start))[name] for start in block_starts(n))
-
-        lengths = np.concatenate([np.diff(block) for block in parts("indptr")])
-        residuals = np.concatenate(list(parts("residuals")))
-        indptr = np.concatenate([[0], np.cumsum(lengths)])
-        entries = int(indptr[-1])
-        write_array(index / "indptr.npy", indptr)
-        write_blocks(index / "rows.npy", np.int32, (entries,), parts("rows"))
-        write_blocks(index / "values.npy", params.values, (entries,), parts("values"))
+        joined = join_columns(build_.work, n)
         if params.pool == "sum" and (index / "owners.npy").exists():
             image_task(str(build_.work), images)
         manifest = Manifest(
@@ -375,8 +311,8 @@ def _assemble(build_: _Build, params: Params, images: int) -> Manifest:
                 "elements": n,
                 "images": images,
                 "dimensions": map_array(index / "features.npy").array.shape[1],
-                "entries": entries,
-                "unconverged": int((residuals > params.tolerance).sum()),
+                "entries": joined.entries,
+                "unconverged": joined.unconverged,
             },
             graph=json.loads((build_.work / "graph" / "summary.json").read_bytes()),
             files=describe_files(index),
@@ -384,23 +320,3 @@ def _assemble(build_: _Build, params: Params, images: int) -> Manifest:
         write_manifest(index, manifest)
         sync_directory(index)
     return manifest
-
-
-def _publish(work: Path, final: Path, force: bool) -> None:
-    """Give the finished directory its name; an index that it replaces stays until that is done."""
-    _refuse_overwriting(final, force)  # again: a build takes long, and something may have appeared there
-    replaced = _replaced_path(final)
-    if os.path.lexists(final):
-        _remove(replaced)
-        final.rename(replaced)
-    try:
-        (work / "index").rename(final)
-    except BaseException:
-        _bring_back(final)
-        raise
-    sync_directory(final.parent)
-    # The index is whole: what cannot be removed now is no reason to fail, and the next build removes it.
-    with contextlib.suppress(OSError):
-        _remove(replaced)
-        (work / "plan.json").unlink()  # first, so that nobody resumes a build that is half removed
-        shutil.rmtree(work)

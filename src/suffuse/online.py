@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from suffuse.errors import IndexBroken, InvalidInput, InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_owners, check_seeds, unit_rows
+from suffuse.hnsw import nearest_by_hnsw, search_width
 from suffuse.items import Items
+from suffuse.kernels.codes import HEAD
 from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.refine import refine_candidates
 from suffuse.matching import Regions, match_regions, pooling_weights
 from suffuse.neighbors import Features, nearest
 from suffuse.params import Params
-from suffuse.store import Manifest, Stored, is_pooled, open_index
+from suffuse.store import Manifest, Stored, is_coded, is_pooled, open_index
 
 Method = Literal["diffusion", "knn"]
 METHODS = ("diffusion", "knn")
@@ -24,8 +26,9 @@ Pooling = Literal["sum", "max", "gmp"]
 POOLINGS = ("sum", "max", "gmp")
 
 # Entries of a candidate's column that the second look reads, the largest ones. Chosen among 10 to 500 on the sets that
-# docs/how-it-works.md shows: with all 500, features that are not whitened lose 5 points there.
-REFINE_DEPTH = 20
+# docs/how-it-works.md shows: with all 500, features that are not whitened lose 5 points there. Coded columns have their
+# largest entries in front for this.
+REFINE_DEPTH = HEAD
 
 # Candidates that get a second look unless the caller says otherwise.
 REFINE = 500
@@ -51,10 +54,8 @@ class Index:
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
-        values = stored.values.array
-        # numba knows no float16: the kernel takes the bits.
-        self._values = values.view(np.uint16) if values.dtype == np.float16 else values
-        self._rows = stored.rows.array.view(np.uint32)
+        # What kernels call columns: indptr, codes and scales, or indptr, rows and values.
+        self._columns = (stored.indptr, *(_kernel_view(mapped.array) for mapped in stored.columns))
         # What is summed at query time: the regions of images, unless the columns hold images already.
         owners = None if is_pooled(stored) else stored.owners
         self._owners = np.empty(0, np.uint32) if owners is None else owners.view(np.uint32)
@@ -109,6 +110,8 @@ class Index:
         refine: int | None = None,
         pooling: Pooling = "sum",
         owners: NDArray[Any] | None = None,
+        exact: bool = False,
+        ef: int | None = None,
     ) -> Hits:
         """The `top` best images for each query (m, d).
 
@@ -119,6 +122,8 @@ class Index:
         pooling how the scores of an image's regions become one: "sum", or, for an index built with pool="none", "max"
                 or "gmp" (generalised max pooling, Iscen et al.: regions that resemble each other count about once)
         owners  which query each row belongs to, where a query has several regions
+        exact   find the seeds exactly in an index that was built with seed_search="hnsw", too
+        ef      candidates that such a search keeps, the more the more exact; by default more for larger indexes
 
         Images that diffusion reached come first; the rest follow by cosine with the score 0, so that
         top=len(index) is a full ranking. In a regional index hits are images: diffusion scores are summed
@@ -126,6 +131,8 @@ class Index:
         """
         _check_count("top", top)
         _check_count("seeds", seeds)
+        if ef is not None:
+            _check_count("ef", ef)
         refine = self._check_refine(refine)
         if method not in METHODS:
             raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -138,9 +145,9 @@ class Index:
         top = min(int(top), len(self))
         if method == "knn":
             return self._plain(rows, query_ptr, top)
+        y = self._seeds(rows, query_ptr, min(int(seeds), len(self.features)), None if exact else ef or self._width)
         if pooling != "sum":
-            return self._pooled(rows, query_ptr, top, min(int(seeds), len(self.features)), pooling)
-        y = self._seeds(rows, query_ptr, min(int(seeds), len(self.features)))
+            return self._pooled(rows, query_ptr, y, top, pooling)
         hits, counts = self._diffused(y, top, refine)
         if (counts < top).any():
             self._fill_by_cosine(rows, query_ptr, hits, counts)
@@ -193,16 +200,25 @@ class Index:
         hits = Hits(np.ascontiguousarray(ids[:, :top]), np.ascontiguousarray(scores[:, :top]))
         return hits, np.minimum(counts, top)
 
-    def _seeds(self, rows: Features, query_ptr: NDArray[np.int64], seeds: int) -> Seeds:
+    @functools.cached_property
+    def _width(self) -> int | None:
+        """Candidates of an approximate search for seeds; None where there are no links to search by."""
+        return None if self._stored.hnsw is None else search_width(len(self.features))
+
+    def _seeds(self, rows: Features, query_ptr: NDArray[np.int64], seeds: int, width: int | None) -> Seeds:
         """y: where the seeds of each query start, the seeds, and their weights, sim ** gamma, clipped at zero."""
-        found = nearest(rows, self.features, seeds)
+        graph = self._stored.hnsw
+        if width is None or graph is None:
+            found = nearest(rows, self.features, seeds)
+        else:
+            found = nearest_by_hnsw(rows, self.features, graph, seeds, width)
         weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
         return Seeds(query_ptr * seeds, found.ids.ravel(), weights.ravel())
 
-    def _pooled(self, rows: Features, query_ptr: NDArray[np.int64], top: int, seeds: int, pooling: Pooling) -> Hits:
+    def _pooled(self, rows: Features, query_ptr: NDArray[np.int64], seeds: Seeds, top: int, pooling: Pooling) -> Hits:
         """Diffusion over regions, pooled to images when all regions of a query have been added up."""
         assert self.owners is not None
-        starts, ids, weights = self._seeds(rows, query_ptr, seeds)
+        starts, ids, weights = seeds
         hits = Hits(np.zeros((len(starts) - 1, top), np.int64), np.zeros((len(starts) - 1, top), np.float32))
         counts = np.empty(len(hits.ids), np.int64)
         for q, (first, last) in enumerate(itertools.pairwise(starts.tolist())):
@@ -232,43 +248,43 @@ class Index:
 
         Ids are images; elements if `by_element`, where the columns are not pooled.
         """
-        indptr, stored = self._stored.indptr, self._stored
-        starts, stops = _check_columns(indptr, np.unique(y.ids), len(self._rows))
+        stored = self._stored
+        starts, stops = _check_columns(stored.indptr, np.unique(y.ids), len(self._columns[1]))
+        # Scales are small enough to come by themselves.
+        mapped = stored.columns[:1] if is_coded(stored) else stored.columns
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            stored.rows.will_need(start, stop)
-            stored.values.will_need(start, stop)
+            for array in mapped:
+                array.will_need(start, stop)
         m = len(y.query_ptr) - 1
         ids, scores = np.zeros((m, top), np.int64), np.zeros((m, top), np.float32)
         counts = np.empty(m, np.int64)
         combine_columns(
-            y.query_ptr, y.ids.view(np.uint32), y.weights, indptr, self._rows, self._values,
+            y.query_ptr, y.ids.view(np.uint32), y.weights, *self._columns,
             self._owners[:0] if by_element else self._owners, len(self.features) if by_element else len(self),
             ids, scores, counts,
         )  # fmt: skip
         if (counts < 0).any():
             raise IndexBroken(
-                "rows.npy or owners.npy holds ids that do not exist; run suffuse verify, then copy the index again"
+                f"{'codes' if is_coded(stored) else 'rows'}.npy or owners.npy holds ids that do not exist;"
+                " run suffuse verify, then copy the index again"
             )
         return ids, scores, counts
 
     def _refine(self, y: Seeds, hits: Hits, counts: NDArray[np.int64]) -> None:
         """Rank the first `counts` hits of each query anew, by cos(f, c_j)."""
         stored = self._stored
-        own, depth = (stored.indptr, self._rows, self._values), REFINE_DEPTH
+        own, depth = self._columns, REFINE_DEPTH
         if stored.images is not None:
-            depth = len(self)
-            own_values = stored.images.values
-            own = (
-                stored.images.indptr,
-                stored.images.rows.view(np.uint32),
-                own_values.view(np.uint16) if own_values.dtype == np.float16 else own_values,
-            )
+            own, depth = tuple(map(_kernel_view, stored.images)), len(self)
         _check_columns(own[0], np.unique(hits.ids), len(own[1]))
         candidates, cosines = np.ascontiguousarray(hits.ids), np.zeros(hits.ids.shape, np.float32)
+        # Where there is a second look, columns hold images.
         refine_candidates(
-            y.query_ptr, y.ids.view(np.uint32), y.weights, stored.indptr, self._rows, self._values, *own,
-            candidates, counts, depth, stored.images is not None, cosines,
+            y.query_ptr, y.ids.view(np.uint32), y.weights, *self._columns, *own,
+            candidates, counts, len(self), depth, stored.images is not None, cosines,
         )  # fmt: skip
+        if np.isnan(cosines).any():
+            raise IndexBroken("the columns of candidates are damaged; run suffuse verify, then copy the index again")
         unused = np.arange(candidates.shape[1]) >= counts[:, None]
         order = np.lexsort((candidates, -np.where(unused, -1.0, cosines)), axis=1)
         hits.ids[:] = np.take_along_axis(candidates, order, axis=1)
@@ -316,6 +332,12 @@ def _group(rows: Features, owners: NDArray[Any] | None) -> tuple[NDArray[np.int6
         )
     order = np.argsort(query_of, kind="stable")
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[order]
+
+
+def _kernel_view(array: NDArray[Any]) -> NDArray[Any]:
+    """An array as kernels take it: ids without sign, and the bits of float16, which numba does not know."""
+    views: dict[str, DTypeLike] = {"int32": np.uint32, "float16": np.uint16}
+    return array.view(views.get(array.dtype.name, array.dtype))
 
 
 def _check_columns(

@@ -10,12 +10,21 @@ from typing import Any, Literal, Self
 from suffuse.errors import InvalidParams
 
 Support = Literal["graph", "features"]
-ValueType = Literal["float16", "float32"]
+ValueType = Literal["uint8", "float16", "float32"]
 Pool = Literal["sum", "none"]
 Search = Literal["exact", "ivfadc", "hnsw"]
+GraphSearch = Literal["exact", "cells", "ivfadc", "hnsw"]
+SeedSearch = Literal["exact", "hnsw"]
 
 # What indexes were like before a parameter existed: their manifests do not name it.
-_BEFORE = {"pool": "none", "graph_search": "exact", "support_search": "exact", "probes": 32, "ef": 128}
+_BEFORE = {
+    "pool": "none",
+    "graph_search": "exact",
+    "support_search": "exact",
+    "seed_search": "exact",
+    "probes": 32,
+    "ef": 128,
+}
 
 # Column ids are stored as int32, so no support can hold more elements than that.
 LARGEST_COUNT = 2**31 - 1
@@ -33,15 +42,18 @@ class Params:
     truncation  L, the number of elements in a column's support (paper: 1000)
     keep        entries of each column that are stored, the largest ones
     iterations  conjugate gradient stops after so many steps (paper: 20, which leaves residuals near 1e-4) ...
-    tolerance   ... or when the residual is this small (paper: 1e-6)
+    tolerance   ... or when the residual is this small (paper: 1e-6; below 1e-3 no ranking changes that we measured)
     whiten      dimensions to keep by PCA whitening learned on the gallery; None leaves the features as they are
     whiten_power  0 only rotates and cuts, 1 whitens fully
-    values      how column entries are stored
+    values      how columns are stored: "uint8", a compact code; or plain entries, "float16" or "float32"
     pool        of a regional index: "sum" stores columns summed over the regions of each image, "none" as they are
-    graph_search    how the k-NN lists of the graph are found: "exact", "ivfadc" (the paper's) or "hnsw"
+    graph_search    how the k-NN lists of the graph are found: "exact", "cells" (exact within the nearest cells of
+                    k-means: for a few hundred thousand elements and more), "ivfadc" (the paper's) or "hnsw"
     support_search  the same for the L-NN of support="features"
-    probes      cells that IVFADC visits, of round(sqrt(n)); more find more
-    ef          candidates that HNSW keeps while it searches, k at least; more find more
+    seed_search     how the seeds of a query are found: "exact", or "hnsw", for which the index holds links (264 bytes
+                    per element)
+    probes      cells that "cells" and "ivfadc" visit, of round(sqrt(n)); more find more
+    ef          candidates that HNSW keeps while it searches for the graph or for supports, k at least; more find more
     """
 
     k: int = 50
@@ -51,13 +63,14 @@ class Params:
     truncation: int = 1000
     keep: int = 500
     iterations: int = 100
-    tolerance: float = 1e-6
+    tolerance: float = 1e-4
     whiten: int | None = None
     whiten_power: float = 1.0
-    values: ValueType = "float16"
+    values: ValueType = "uint8"
     pool: Pool = "sum"
-    graph_search: Search = "exact"
+    graph_search: GraphSearch = "exact"
     support_search: Search = "exact"
+    seed_search: SeedSearch = "exact"
     probes: int = 32
     ef: int = 128
 
@@ -73,12 +86,15 @@ class Params:
         if self.whiten is not None:
             _whole("whiten", self.whiten, least=1)
         _between("whiten_power", self.whiten_power, 0.0, 1.0)
-        _one_of("values", self.values, ("float16", "float32"))
+        _one_of("values", self.values, ("uint8", "float16", "float32"))
         if self.values == "float16" and 1 / (1 - float(self.alpha)) > _LARGEST_FLOAT16:
             # An entry of a column can be as large as 1 / (1 - alpha).
-            raise _refuse("values", self.values, f"'float32' for alpha {self.alpha}, whose columns outgrow float16")
+            raise _refuse(
+                "values", self.values, f"'uint8' or 'float32' for alpha {self.alpha}, whose columns outgrow float16"
+            )
         _one_of("pool", self.pool, ("sum", "none"))
-        _one_of("graph_search", self.graph_search, ("exact", "ivfadc", "hnsw"))
+        _one_of("graph_search", self.graph_search, ("exact", "cells", "ivfadc", "hnsw"))
+        _one_of("seed_search", self.seed_search, ("exact", "hnsw"))
         _one_of("support_search", self.support_search, ("exact", "ivfadc", "hnsw"))
         _whole("probes", self.probes, least=1)
         _whole("ef", self.ef, least=1)

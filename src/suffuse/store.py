@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.arrays import Mapped, map_array, sha256_of, write_json
-from suffuse.diffusion import ImageVectors
+from suffuse.codes import Codes, decode
+from suffuse.diffusion import Entries
 from suffuse.errors import IndexBroken, IndexMissing, IndexTooNew, InvalidParams
 from suffuse.features import Whitening
+from suffuse.hnsw import HnswGraph
 from suffuse.items import Items
 from suffuse.params import LARGEST_COUNT, Params
 
 FORMAT = "suffuse-index"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 ITEMS_FILE = "items.jsonl"
 
@@ -29,6 +31,8 @@ ITEMS_FILE = "items.jsonl"
 _ARRAY_TYPES = {
     "features.npy": ("float32",),
     "indptr.npy": ("int64",),
+    "codes.npy": ("uint8",),
+    "scales.npy": ("float32",),
     "rows.npy": ("int32",),
     "values.npy": ("float16", "float32"),
     "owners.npy": ("int32",),
@@ -38,9 +42,15 @@ _ARRAY_TYPES = {
     "whitening_mean.npy": ("float64",),
     "whitening_projection.npy": ("float64",),
     "item_offsets.npy": ("int64",),
+    **{f"hnsw_{name}.npy": ("int32",) for name in HnswGraph._fields},
 }
 _IMAGE_FILES = ("image_indptr.npy", "image_rows.npy", "image_values.npy")
-_REQUIRED = ("features.npy", "indptr.npy", "rows.npy", "values.npy")
+_HNSW_FILES = tuple(f"hnsw_{name}.npy" for name in HnswGraph._fields)
+_REQUIRED = ("features.npy", "indptr.npy")
+# What holds the columns besides indptr.npy.
+_CODED, _PLAIN = ("codes.npy", "scales.npy"), ("rows.npy", "values.npy")
+# Columns whose ids are checked at a time.
+_VERIFY_BLOCK = 4096
 _LARGEST_MANIFEST = 1 << 20
 
 
@@ -62,10 +72,10 @@ class Stored(NamedTuple):
     manifest: Manifest
     features: NDArray[np.float32]
     indptr: NDArray[np.int64]
-    rows: Mapped
-    values: Mapped
+    columns: tuple[Mapped, Mapped]  # codes and scales if params.values is "uint8", else rows and values
     owners: NDArray[np.int32] | None
-    images: ImageVectors | None  # what the second look compares with, where elements are regions
+    images: Entries | None  # what the second look compares with, where elements are regions
+    hnsw: HnswGraph | None  # where seeds are searched by it
     whitening: Whitening | None
     items: Items
 
@@ -156,7 +166,7 @@ def _parse_manifest(content: dict[str, Any]) -> Manifest:
             raise IndexBroken(f"{MANIFEST} does not describe {name}; build the index again")
         if not isinstance(description.get("sha256"), str):
             raise IndexBroken(f"{MANIFEST} has no sha256 of {name}; build the index again")
-    if missing := [name for name in _REQUIRED if name not in files]:
+    if missing := [name for name in (*_REQUIRED, *_column_files(params)) if name not in files]:
         raise IndexBroken(f"{MANIFEST} does not name {missing[0]}; build the index again")
     return Manifest(
         created_by=content["created_by"],
@@ -178,19 +188,27 @@ def open_index(directory: str | Path) -> Stored:
     whitening = None
     if "whitening_mean.npy" in arrays:
         whitening = Whitening(arrays["whitening_mean.npy"], arrays["whitening_projection.npy"])
-    for name in ("rows.npy", "values.npy"):
-        mapped[name].expect_random_access()
+    first, second = (mapped[name] for name in _column_files(manifest.params))
+    first.expect_random_access()
+    second.expect_random_access()
     return Stored(
         manifest=manifest,
         features=arrays["features.npy"],
         indptr=arrays["indptr.npy"],
-        rows=mapped["rows.npy"],
-        values=mapped["values.npy"],
+        columns=(first, second),
         owners=arrays.get("owners.npy"),
-        images=ImageVectors(*(arrays[name] for name in _IMAGE_FILES)) if "image_rows.npy" in arrays else None,
+        images=Entries(*(arrays[name] for name in _IMAGE_FILES)) if "image_rows.npy" in arrays else None,
+        hnsw=_open_hnsw(mapped),
         whitening=whitening,
         items=_open_items(directory, manifest, arrays.get("item_offsets.npy")),
     )
+
+
+def _open_hnsw(mapped: dict[str, Mapped]) -> HnswGraph | None:
+    if _HNSW_FILES[0] not in mapped:
+        return None
+    mapped[_HNSW_FILES[0]].expect_random_access()
+    return HnswGraph(*(mapped[name].array for name in _HNSW_FILES))
 
 
 def verify(directory: str | Path) -> int:
@@ -207,14 +225,48 @@ def verify(directory: str | Path) -> int:
         total += description["bytes"]
     if (np.diff(stored.indptr) < 0).any():
         raise IndexBroken("indptr.npy goes backwards; build the index again")
-    for name, array, count in (
-        ("rows.npy", stored.rows.array, stored.manifest.counts["images" if is_pooled(stored) else "elements"]),
-        ("owners.npy", stored.owners, stored.manifest.counts["images"]),
-        ("image_rows.npy", stored.images and stored.images.rows, stored.manifest.counts["images"]),
-    ):
-        if array is not None and len(array) and not 0 <= array.min() <= array.max() < count:
-            raise IndexBroken(f"{name} holds an id outside 0..{count - 1}; build the index again")
+    counts = stored.manifest.counts
+    for name, array in (("owners.npy", stored.owners), ("image_rows.npy", stored.images and stored.images.rows)):
+        if array is not None:
+            _check_ids(name, array, counts["images"])
+    if stored.hnsw is not None:
+        for name, array in (("hnsw_links.npy", stored.hnsw.links), ("hnsw_upper.npy", stored.hnsw.upper)):
+            _check_ids(name, np.maximum(array.ravel(), 0), counts["elements"])  # -1 ends a list
+    reach = counts["images" if is_pooled(stored) else "elements"]
+    if is_coded(stored):
+        _verify_codes(stored, reach)
+    else:
+        _check_ids("rows.npy", stored.columns[0].array, reach)
     return total
+
+
+def _verify_codes(stored: Stored, reach: int) -> None:
+    coded, entries = Codes(stored.indptr, *(mapped.array for mapped in stored.columns)), 0
+    for start in range(0, len(coded.scales), _VERIFY_BLOCK):
+        columns = decode(coded, np.arange(start, min(start + _VERIFY_BLOCK, len(coded.scales))))
+        _check_ids("codes.npy", columns.rows, reach)
+        entries += len(columns.rows)
+    if entries != stored.manifest.counts["entries"]:
+        raise IndexBroken(
+            f"codes.npy holds {entries} entries, {MANIFEST} counts {stored.manifest.counts['entries']};"
+            " build the index again"
+        )
+    if not (np.isfinite(coded.scales) & (coded.scales >= 0)).all():
+        raise IndexBroken("scales.npy holds numbers that are no largest entry of a column; build the index again")
+
+
+def _check_ids(name: str, array: NDArray[np.int32], count: int) -> None:
+    if len(array) and not 0 <= array.min() <= array.max() < count:
+        raise IndexBroken(f"{name} holds an id outside 0..{count - 1}; build the index again")
+
+
+def _column_files(params: Params) -> tuple[str, str]:
+    return _CODED if params.values == "uint8" else _PLAIN
+
+
+def is_coded(stored: Stored) -> bool:
+    """Whether the columns are in the compact code."""
+    return stored.manifest.params.values == "uint8"
 
 
 def is_pooled(stored: Stored) -> bool:
@@ -245,6 +297,7 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
     expected: dict[str, tuple[int, ...]] = {
         "features.npy": (n, dimensions),
         "indptr.npy": (n + 1,),
+        "scales.npy": (n,),
         "rows.npy": (entries,),
         "values.npy": (entries,),
         "owners.npy": (n,),
@@ -260,17 +313,25 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         raise IndexBroken(
             f"{MANIFEST} counts {images} images and {n} elements, but names no owners.npy; build the index again"
         )
-    indptr = arrays["indptr.npy"]
-    if indptr[0] != 0 or indptr[-1] != entries:
+    indptr, stored = arrays["indptr.npy"], arrays[_column_files(manifest.params)[0]]
+    if stored.ndim != 1 or indptr[0] != 0 or indptr[-1] != len(stored):
         raise IndexBroken(
-            f"indptr.npy runs from {indptr[0]} to {indptr[-1]}, expected 0 to {entries}; copy or build the index again"
+            f"indptr.npy runs from {indptr[0]} to {indptr[-1]}, expected 0 to {stored.size}; copy or build the index"
+            " again"
         )
     if present := [name for name in _IMAGE_FILES if name in arrays]:
         if len(present) < len(_IMAGE_FILES):
             raise IndexBroken(f"{present[0]} is there without the other image vectors; copy or build the index again")
-        ends, stored = arrays["image_indptr.npy"], {arrays[name].shape for name in _IMAGE_FILES[1:]}
-        if stored != {(int(ends[-1]),)} or arrays["image_values.npy"].dtype != arrays["values.npy"].dtype:
+        ends, shapes = arrays["image_indptr.npy"], {arrays[name].shape for name in _IMAGE_FILES[1:]}
+        expected_type = "float16" if manifest.params.values == "uint8" else arrays["values.npy"].dtype.name
+        if shapes != {(int(ends[-1]),)} or arrays["image_values.npy"].dtype.name != expected_type:
             raise IndexBroken("image_rows.npy and image_values.npy do not fit image_indptr.npy; build the index again")
+    links = [name for name in _HNSW_FILES if name in arrays]
+    if len(links) != (len(_HNSW_FILES) if manifest.params.seed_search == "hnsw" else 0):
+        raise IndexBroken(
+            f"{MANIFEST} has seed_search={manifest.params.seed_search!r} and names {len(links)} of the"
+            f" {len(_HNSW_FILES)} files of links; copy or build the index again"
+        )
     mean, projection = arrays.get("whitening_mean.npy"), arrays.get("whitening_projection.npy")
     if mean is projection is None and manifest.params.whiten is not None:
         raise IndexBroken(

@@ -5,6 +5,8 @@
     walk        the support that a truncated random walk reaches
     solve       conjugate gradient on a slice of L_alpha
     pool        columns over regions summed to columns over images
+    codes       columns in a compact code, and plain again
+    table       the sum of columns, coded or plain, in a hash table
     combine     the weighted sum of columns, and its largest entries (Algorithm 1)
     refine      the cosine between a query's combined vector and a candidate's column
     select      the largest few of many

@@ -18,7 +18,7 @@ from numba import types
 _settings: Any = numba.config
 
 f4, f8 = types.float32, types.float64
-u2, u4, u8 = types.uint16, types.uint32, types.uint64
+u1, u2, u4, u8 = types.uint8, types.uint16, types.uint32, types.uint64
 i8, void = types.int64, types.void
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from suffuse.kernels.combine import number
 from suffuse.kernels.jit import compiled, f4, f8, i8, readonly, u2, u4, u8, void, writable
 from suffuse.kernels.select import key_of, write_largest
+from suffuse.kernels.table import number
 
 _COLUMNS = (readonly(u4, 2), readonly(f4, 2), readonly(i8))
 _POOLED = (writable(u4, 2), writable(f4, 2), writable(i8))

@@ -20,10 +20,10 @@ def _slice_block(support, size, indptr, indices, weights, position, block):
         block_ptr[local] = end
         node = u8(support[local])
         for place in range(indptr[node], indptr[node + u8(1)]):
+            # No branch, as nobody could predict it: what is outside is overwritten by the next.
             inside = position[u8(indices[place])]
-            if inside != _OUTSIDE:
-                block_indices[end], block_weights[end] = inside, weights[place]
-                end += u8(1)
+            block_indices[end], block_weights[end] = inside, weights[place]
+            end += u8(inside != _OUTSIDE)
     block_ptr[size] = end
     for local in range(size):
         position[u8(support[local])] = _OUTSIDE
@@ -79,7 +79,7 @@ def _new_block(indptr, truncation):
     widest = u8(0)
     for node in range(u8(indptr.shape[0] - 1)):
         widest = max(widest, indptr[node + u8(1)] - indptr[node])
-    entries = min(u8(truncation) * widest, indptr[-1])
+    entries = min(u8(truncation) * widest, indptr[-1]) + u8(1)  # one more: what is outside is written all the same
     return np.empty(truncation + 1, np.uint64), np.empty(entries, np.uint32), np.empty(entries, np.float64)
 
 
@@ -100,7 +100,7 @@ def solve_on_walks(
     nodes = indptr.shape[0] - 1
     truncation = min(truncation, nodes)
     scratch = new_scratch(nodes, truncation)
-    keys = scratch[-1]
+    keys = scratch[-2]
     position = np.full(nodes, _OUTSIDE, np.uint32)
     support = np.empty(truncation, np.uint32)
     block, vectors = _new_block(indptr, truncation), _new_vectors(truncation)

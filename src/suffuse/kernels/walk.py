@@ -5,59 +5,84 @@ import numpy as np
 from suffuse.kernels.jit import compiled, f8, helper, i8, readonly, u4, u8, void, writable
 from suffuse.kernels.select import id_of, key_of, largest_first
 
+# The bits of a positive float32 that sort it into a bin: its exponent and four bits of its fraction.
+_BINS, _SHIFT = 4096, 19
+
 
 @helper
 def walk_support(node, indptr, indices, steps_weights, truncation, steps, scratch, support):
     """The `truncation` nodes with the most mass after `steps` steps of v <- alpha S v; returns how many there are.
 
-    The mass of all steps is added up, and each step goes on from its `truncation` largest entries only.
+    The mass of all steps is added up; each step goes on from its largest entries only, half as many as `truncation`,
+    which finds as good supports as all of them, in half the time (docs/performance.md).
     `steps_weights` is alpha S; `support` receives the nodes; `scratch` is left clean for the next node.
     """
-    mass, spread, frontier, values, touched, reached, keys = scratch
+    mass, spread, frontier, values, touched, reached, keys, bins = scratch
     frontier[0], values[0], size = u4(node), f8(1.0), u8(1)
     touched[0], mass[node], visited = u4(node), f8(1.0), u8(1)
     for _ in range(steps):
         count = u8(0)
         for f in range(size):
-            start, stop = indptr[u8(frontier[f])], indptr[u8(frontier[f]) + u8(1)]
-            for place in range(start, stop):
-                other, moved = u8(indices[place]), steps_weights[place] * values[f]
-                if moved == f8(0.0):  # underflow: counted as reached, the node would be listed again and again
-                    continue
-                if spread[other] == f8(0.0):
-                    reached[count] = u4(other)
-                    count += u8(1)
-                spread[other] += moved
-        size = _cut(spread, reached, count, truncation, keys)
+            value = values[f]
+            for place in range(indptr[u8(frontier[f])], indptr[u8(frontier[f]) + u8(1)]):
+                other, moved = u8(indices[place]), steps_weights[place] * value
+                before = spread[other]
+                # No branch, as nobody could predict it. What underflows to zero is not reached: counted, the node
+                # would be listed again and again.
+                reached[count] = u4(other)
+                count += u8(before == f8(0.0)) & u8(moved > f8(0.0))
+                spread[other] = before + moved
+        size = _largest(spread, reached, count, u8(frontier.shape[0]), keys, bins, frontier)
         for f in range(size):
-            other = u8(reached[f])
-            frontier[f], values[f] = u4(other), spread[other]
-            if mass[other] == f8(0.0):
-                touched[visited] = u4(other)
-                visited += u8(1)
-            mass[other] += spread[other]
+            values[f] = spread[u8(frontier[f])]
         for r in range(count):
-            spread[u8(reached[r])] = f8(0.0)
+            other = u8(reached[r])
+            before = mass[other]
+            touched[visited] = u4(other)
+            visited += u8(before == f8(0.0))
+            mass[other] = before + spread[other]
+            spread[other] = f8(0.0)
     mass[node] = np.inf  # the node itself is always in its support
-    size = _cut(mass, touched, visited, truncation, keys)
-    for s in range(size):
-        support[s] = touched[s]
+    size = _largest(mass, touched, visited, truncation, keys, bins, support)
     for t in range(visited):
         mass[u8(touched[t])] = f8(0.0)
     return size
 
 
 @helper
-def _cut(value, nodes, count, most, keys):
-    """Reorder nodes[:count] so that the `most` with the largest value stand in front; returns how many those are."""
+def _largest(value, nodes, count, most, keys, bins, out):
+    """Write the `most` of nodes[:count] with the largest value to `out`, in any order; returns how many.
+
+    Bins tell at once which nodes are surely among them; only those of the bin on the edge are compared.
+    """
     if count <= u8(most):
+        for n in range(count):
+            out[n] = nodes[n]
         return count
     for n in range(count):
-        keys[n] = key_of(value[u8(nodes[n])], nodes[n])
-    largest_first(keys, count, u8(most))
+        bins[_bin(value[u8(nodes[n])])] += u4(1)
+    edge, above = u8(_BINS - 1), u8(0)
+    while above + u8(bins[edge]) < u8(most):
+        above += u8(bins[edge])
+        edge -= u8(1)
+    bins[:] = u4(0)
+    size, equal = u8(0), u8(0)
     for n in range(count):
-        nodes[n] = id_of(keys[n])
+        node = nodes[n]
+        bin = _bin(value[u8(node)])
+        out[size] = node  # those above the edge are fewer than `most`
+        size += u8(bin > edge)
+        keys[equal] = key_of(value[u8(node)], node)
+        equal += u8(bin == edge)
+    largest_first(keys, equal, u8(most) - size)
+    for k in range(u8(most) - size):
+        out[size + k] = id_of(keys[k])
     return u8(most)
+
+
+@helper
+def _bin(value):
+    return u8(np.float32(value).view(np.uint32) >> u4(_SHIFT))
 
 
 @helper
@@ -66,11 +91,12 @@ def new_scratch(nodes, truncation):
     return (
         np.zeros(nodes, np.float64),
         np.zeros(nodes, np.float64),
-        np.empty(truncation, np.uint32),
-        np.empty(truncation, np.float64),
-        np.empty(nodes, np.uint32),
-        np.empty(nodes, np.uint32),
-        np.empty(nodes, np.uint64),
+        np.empty((truncation + 1) // 2, np.uint32),
+        np.empty((truncation + 1) // 2, np.float64),
+        np.empty(nodes + 1, np.uint32),  # one more: what is not counted is written all the same
+        np.empty(nodes + 1, np.uint32),
+        np.empty(nodes + 1, np.uint64),
+        np.zeros(_BINS, np.uint32),
     )
 
 

@@ -1,0 +1,60 @@
+"""Columns in a compact code, 600 to 800 bytes instead of 3,000: how blocks of them become it, and plain again."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.diffusion import Columns, Entries
+from suffuse.errors import IndexBroken
+from suffuse.kernels.codes import LONGEST, decode_columns, encode_columns
+
+
+class Codes(NamedTuple):
+    """Coded columns: column i is codes[indptr[i]:indptr[i + 1]], in units of scales[i] (`kernels.codes`)."""
+
+    indptr: NDArray[np.int64]  # (b + 1,)
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float32]  # (b,)
+
+
+class CodedColumns(NamedTuple):
+    """The same, with what a build wants to know about them."""
+
+    indptr: NDArray[np.int64]  # (b + 1,)
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float32]  # (b,)
+    lengths: NDArray[np.int64]  # (b,), entries of each column
+    residuals: NDArray[np.float64]  # (b,)
+
+
+def encode(columns: Columns) -> CodedColumns:
+    """Code columns of float32; entries below 2 ** -16 of their column's largest are left out."""
+    count = len(columns.indptr) - 1
+    lengths = np.diff(columns.indptr)
+    width = max(int(lengths.max(initial=0)), 1)
+    rows, values = np.zeros((count, width), np.uint32), np.zeros((count, width), np.float32)
+    stored = np.arange(width) < lengths[:, None]
+    rows[stored], values[stored] = columns.rows.view(np.uint32), columns.values
+    codes = np.empty(count * 2 + (LONGEST + 1) * len(columns.rows), np.uint8)
+    scales, kept, ends = np.empty(count, np.float32), np.empty(count, np.int64), np.empty(count, np.int64)
+    encode_columns(rows, values, lengths, codes, scales, kept, ends)
+    indptr = np.concatenate([[0], ends])
+    return CodedColumns(indptr, codes[: indptr[-1]].copy(), scales, kept, columns.residuals)
+
+
+def decode(coded: Codes, ids: NDArray[np.integer]) -> Entries:
+    """The columns of these elements, plain: entries as they are stored, the head before the tail.
+
+    `indptr` must have been checked. Ids in the columns are not.
+    """
+    size = int((coded.indptr[ids + 1] - coded.indptr[ids]).sum())
+    rows, values, ends = np.empty(size, np.uint32), np.empty(size, np.float32), np.empty(len(ids), np.int64)
+    decode_columns(coded.indptr, coded.codes, coded.scales, ids.astype(np.int64), rows, values, ends)
+    if (ends < 0).any():
+        raise IndexBroken(
+            f"codes.npy is damaged in column {ids[int((ends < 0).argmax())]}; run suffuse verify, then copy the index"
+            " again"
+        )
+    indptr = np.concatenate([[0], ends])
+    return Entries(indptr, rows[: indptr[-1]].view(np.int32), values[: indptr[-1]])

@@ -1,0 +1,166 @@
+"""The compact code of columns: a varint and a level for each entry, about 1.3 bytes where an id alone has four.
+
+A column is a run of bytes and a scale, its largest entry. Its HEAD largest entries come first, then the tail, each
+ascending by id, so that an id is the gap to the one before it (the first one: to 0). All values are powers:
+
+    head entry   varint(gap), level               value = scale * 2 ** (-level / STEPS)
+    tail         first, stride (a byte each), then
+    tail entry   varint(gap << TAIL_BITS | level) value = scale * 2 ** (-(first + stride * level) / STEPS)
+
+A varint is LEB128: seven bits a byte, the lowest first, the high bit set in all bytes but the last.
+"""
+
+import numpy as np
+
+from suffuse.kernels.jit import compiled, f4, f8, helper, i8, readonly, u1, u4, u8, void, writable
+
+# Entries that the second look reads: these are coded finely.
+HEAD = 20
+# Levels of an octave: a byte then spans 16 octaves, and the columns of Oxford5k span 19 at most, nearly all below 13.
+STEPS = 16
+# A level of the tail; what it spans is fitted to each column by `first` and `stride`. Measured on Oxford5k: 3 bits give
+# the mAP of float16 within 0.12 points, 2 lose 0.9; 4 bits take a fifth more bytes.
+TAIL_BITS = 3
+# Bytes of the longest varint: 5 hold 35 bits, an id of 31 and a level.
+LONGEST = 5
+
+# No id: ids are below it, so that it can stand for a free place.
+EMPTY = np.uint32(0xFFFFFFFF)
+# Instead of a number of entries: the column is damaged.
+BROKEN = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+_LEVELS = 256
+_TAIL_LEVELS = 1 << TAIL_BITS
+# Every level that bytes can spell, so that a damaged column cannot reach outside.
+_POWERS = 2.0 ** (-np.arange(_LEVELS * _TAIL_LEVELS) / STEPS)
+
+
+@helper
+def _read_varint(codes, place, stop):
+    """The number at codes[place], and where the next one is; that is behind `stop` if it does not end in time."""
+    number, shift = u8(codes[place] & u1(127)), u8(7)
+    while codes[place] >= u1(128):
+        place += u8(1)
+        if place >= stop or shift >= u8(7 * LONGEST):
+            return number, stop + u8(1)
+        number |= u8(codes[place] & u1(127)) << shift
+        shift += u8(7)
+    return number, place + u8(1)
+
+
+@helper
+def read_column(codes, place, stop, scale, head_only, ids, values):
+    """Write the entries of codes[place:stop], or its head alone, to ids and values; returns how many, or BROKEN.
+
+    They have room for `most_entries`. Ids are not checked, but for what an uint32 holds: EMPTY is no id.
+    """
+    id, count = u8(0), u8(0)
+    while place < stop and count < u8(HEAD):
+        gap, place = _read_varint(codes, place, stop)
+        id += gap
+        if place >= stop or id >= u8(EMPTY):  # no room for the level, or no id
+            return BROKEN
+        ids[count], values[count] = u4(id), scale * _POWERS[u8(codes[place])]
+        place += u8(1)
+        count += u8(1)
+    if place == stop or head_only:
+        return count
+    if place + u8(2) > stop:
+        return BROKEN
+    first, stride = u8(codes[place]), u8(codes[place + u8(1)])
+    place += u8(2)
+    id = u8(0)
+    while place < stop:
+        code, place = _read_varint(codes, place, stop)
+        id += code >> u8(TAIL_BITS)
+        if place > stop or id >= u8(EMPTY):
+            return BROKEN
+        ids[count], values[count] = u4(id), scale * _POWERS[first + stride * (code & u8(_TAIL_LEVELS - 1))]
+        count += u8(1)
+    return count
+
+
+@helper
+def most_entries(codes, start, stop):
+    """No fewer than the entries in codes[start:stop]: each has one byte that ends its varint."""
+    count = u8(0)
+    for place in range(start, stop):
+        count += u8(codes[place] < u1(128))
+    return count
+
+
+@helper
+def _write_varint(number, codes, place):
+    while number >= u8(128):
+        codes[place] = u1(number & u8(127)) | u1(128)
+        number >>= u8(7)
+        place += u8(1)
+    codes[place] = u1(number)
+    return place + u8(1)
+
+
+@helper
+def _write_entries(keys, count, in_head, codes, place):
+    """Code `count` keys, id << 8 | level, in the order of their ids; returns where the next byte goes."""
+    previous = u8(0)
+    for key in np.sort(keys[:count]):
+        id, level = key >> u8(8), key & u8(255)
+        if in_head:
+            place = _write_varint(id - previous, codes, place)
+            codes[place] = u1(level)
+            place += u8(1)
+        else:
+            place = _write_varint((id - previous) << u8(TAIL_BITS) | level, codes, place)
+        previous = id
+    return place
+
+
+@compiled(void(readonly(u4, 2), readonly(f4, 2), readonly(i8), writable(u1), writable(f4), writable(i8), writable(i8)))
+def encode_columns(rows, values, lengths, codes, scales, stored, out):
+    """Code the columns rows[c, :lengths[c]], whose values are above 0 and the largest first; column c ends at out[c].
+
+    Entries below scale * 2 ** (-255.5 / STEPS) are left out; stored[c] = how many are not. `codes` has room for
+    2 bytes a column and LONGEST + 1 an entry.
+    """
+    depths, keys = np.empty(rows.shape[1], np.float64), np.empty(rows.shape[1], np.uint64)
+    place = u8(0)
+    for column in range(u8(rows.shape[0])):
+        scale = values[column, 0] if lengths[column] > 0 else f4(0.0)
+        count = u8(0)
+        while count < u8(lengths[column]):
+            depths[count] = np.log2(f8(scale) / f8(values[column, count])) * f8(STEPS)
+            if not np.rint(depths[count]) < f8(_LEVELS):
+                break
+            count += u8(1)
+        head = min(count, u8(HEAD))
+        for entry in range(head):
+            keys[entry] = u8(rows[column, entry]) << u8(8) | u8(np.rint(depths[entry]))
+        place = _write_entries(keys, head, True, codes, place)
+        if count > head:
+            first = np.rint(depths[head])
+            span = np.rint(depths[count - u8(1)]) - first
+            stride = max(np.ceil(span / f8(_TAIL_LEVELS - 1)), f8(1.0))
+            codes[place], codes[place + u8(1)] = u1(first), u1(stride)
+            for entry in range(head, count):
+                level = min(max(np.rint((depths[entry] - first) / stride), f8(0.0)), f8(_TAIL_LEVELS - 1))
+                keys[entry - head] = u8(rows[column, entry]) << u8(8) | u8(level)
+            place = _write_entries(keys, count - head, False, codes, place + u8(2))
+        scales[column], stored[column], out[column] = scale, i8(count), i8(place)
+
+
+@compiled(void(readonly(i8), readonly(u1), readonly(f4), readonly(i8), writable(u4), writable(f4), writable(i8)))
+def decode_columns(indptr, codes, scales, columns, rows, values, out):
+    """The entries of `columns`, one column after the other, as they are stored; column c ends at out[c].
+
+    `rows` and `values` have room for a byte each. If column c is damaged, out[c:] = -1.
+    """
+    end = u8(0)
+    out[:] = -1
+    for c in range(u8(columns.shape[0])):
+        start, stop = u8(indptr[u8(columns[c])]), u8(indptr[u8(columns[c]) + u8(1)])
+        scale = f8(scales[u8(columns[c])])
+        count = read_column(codes, start, stop, scale, False, rows[end:], values[end:])
+        if count == BROKEN:
+            return
+        end += count
+        out[c] = i8(end)

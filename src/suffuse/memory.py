@@ -1,0 +1,45 @@
+"""How much memory a build takes, and how many threads fit into what there is.
+
+Estimates of what a process holds at most in each stage, from the sizes of its arrays; docs/performance.md compares them
+with measured peaks. Files that are mapped count as if they were held, although the system can take them back.
+"""
+
+from suffuse.errors import InvalidParams
+from suffuse.neighbors import TILE, proposals
+from suffuse.params import Params
+
+GIGABYTE = 1e9
+
+# Python with numpy, scipy, numba and faiss.
+_PROGRAM = 250e6
+# Arrays of keys in a pair of shards: two lists of twice the length, and their sorted copies.
+_COPIES_OF_KEYS = 8
+# Bytes per node of what a thread walks and solves with (kernels.walk.new_scratch, and positions).
+_SCRATCH = 44
+# Bytes per possible edge: list entries, indices, affinities, transition, and the copy that counts components.
+_EDGE = 40
+
+
+def needed(n: int, dimensions: int, params: Params, jobs: int, *, shard_rows: int, block_rows: int) -> float:
+    """Bytes that a build of n elements holds at most, on so many threads."""
+    features = 4.0 * n * dimensions
+    pairs = jobs * (shard_rows * proposals(params.k, n) * 8.0 * _COPIES_OF_KEYS + 4.0 * TILE * TILE)
+    lists = float(n) * min(params.k, n)
+    wanted = max(params.keep, params.truncation if params.support == "features" else 0)
+    columns = 12 * lists + jobs * (_SCRATCH * n + 24.0 * block_rows * min(wanted, n))
+    return _PROGRAM + max(features + pairs, _EDGE * lists, features + columns)
+
+
+def threads_that_fit(
+    gigabytes: float, n: int, dimensions: int, params: Params, jobs: int, *, shard_rows: int, block_rows: int
+) -> int:
+    """The most threads, `jobs` at most, with which a build stays below so many gigabytes."""
+    sizes = {"shard_rows": shard_rows, "block_rows": block_rows}
+    for threads in range(jobs, 0, -1):
+        if needed(n, dimensions, params, threads, **sizes) <= gigabytes * GIGABYTE:
+            return threads
+    least = needed(n, dimensions, params, 1, **sizes) / GIGABYTE
+    raise InvalidParams(
+        f"memory must be at least {least:.1f} GB for {n:,} elements of {dimensions} dimensions, got {gigabytes:g};"
+        " whiten to fewer dimensions, or lower k"
+    )

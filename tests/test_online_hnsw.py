@@ -1,0 +1,82 @@
+"""An index whose seeds are found by HNSW: the same answers as with exact seeds, wherever the seeds are the same."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import suffuse
+from data import curves, scattered
+from indexes import SHORT, same_hits
+from suffuse import Index
+from suffuse.errors import IndexBroken, InvalidParams
+from suffuse.hnsw import SEARCH_WIDTH, HnswGraph, search_width
+from suffuse.store import verify
+
+LINKED = dataclasses.replace(SHORT, seed_search="hnsw")
+
+
+@pytest.fixture(scope="module")
+def features():
+    return curves(np.random.default_rng(8), 400, 12, count=5)
+
+
+@pytest.fixture(scope="module")
+def linked(features, tmp_path_factory):
+    path = tmp_path_factory.mktemp("linked") / "x.index"
+    suffuse.build(features, path, LINKED)
+    return path
+
+
+def test_seeds_by_hnsw_give_the_answers_of_exact_seeds(features, linked, tmp_path):
+    suffuse.build(features, tmp_path / "plain.index", SHORT)
+    queries = scattered(np.random.default_rng(9), 20, 12)
+    plain, index = Index.open(tmp_path / "plain.index"), Index.open(linked)
+    same_hits(index.search(queries, ef=400), plain.search(queries))
+    same_hits(index.search(queries, exact=True), plain.search(queries))
+    found = index.search(queries)
+    assert (found.ids == plain.search(queries).ids).mean() > 0.9
+
+
+def test_a_narrow_search_misses_seeds_and_a_wide_one_does_not(linked):
+    queries = scattered(np.random.default_rng(10), 100, 12)
+    index = Index.open(linked)
+    exact = index.search(queries, seeds=3, exact=True)
+    narrow, wide = ((index.search(queries, seeds=3, ef=ef).ids == exact.ids).mean() for ef in (1, 400))
+    assert narrow < wide == 1
+
+
+def test_links_are_verified_and_their_files_belong_to_the_parameter(linked, tmp_path):
+    assert verify(linked) > 0
+    manifest = (linked / "manifest.json").read_text()
+    assert {f"hnsw_{name}.npy" for name in HnswGraph._fields} <= set(Index.open(linked).manifest.files)
+    copy = tmp_path / "copy.index"
+    copy.mkdir()
+    for file in linked.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "manifest.json").write_text(manifest.replace('"seed_search": "hnsw"', '"seed_search": "exact"'))
+    with pytest.raises(IndexBroken, match="seed_search='exact' and names 5 of the 5 files of links"):
+        Index.open(copy)
+
+
+def test_damaged_links_are_noticed(linked, tmp_path):
+    copy = tmp_path / "copy.index"
+    copy.mkdir()
+    for file in linked.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    links = np.load(copy / "hnsw_links.npy")
+    links[:] = 10**6
+    np.save(copy / "hnsw_links.npy", links)
+    with pytest.raises(IndexBroken, match="the search graph holds ids that do not exist"):
+        Index.open(copy).search(scattered(np.random.default_rng(1), 3, 12))
+
+
+def test_a_larger_index_is_searched_wider():
+    assert search_width(100) == search_width(100_000) == SEARCH_WIDTH
+    assert search_width(1_000_000) == 127
+
+
+@pytest.mark.parametrize("ef", [0, -3, 1.5])
+def test_ef_must_be_a_whole_number_from_one(linked, ef):
+    with pytest.raises(InvalidParams, match="ef must be a whole number of at least 1"):
+        Index.open(linked).search(scattered(np.random.default_rng(1), 1, 12), ef=ef)
