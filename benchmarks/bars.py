@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import offline_bars, online_bars, start_bars
 from benchmarks.measure import Row, bars_table, machine
-from benchmarks.subjects import Bench
+from benchmarks.subjects import Bench, code_state
 from suffuse.arrays import write_json
 
 BARS: dict[str, Callable[[Bench], Iterator[Row]]] = {
@@ -68,13 +68,17 @@ def run(bench: Bench, keys: list[str]) -> list[Row]:
     if path.exists():
         kept = [row for row in json.loads(path.read_bytes())["rows"] if row["n"] == bench.n and row["key"] not in keys]
     rows: list[Row] = []
+    code = code_state()
     for key in keys:
         print(f"measuring {key} ...", file=sys.stderr, flush=True)
         found = list(BARS[key](bench))
         rows += found
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        kept += [{**row.to_dict(), "n": bench.n, "when": when, "machine": machine()} for row in found]
+        kept += [{**row.to_dict(), "n": bench.n, "when": when, "machine": machine(), "code": code} for row in found]
         write_json(path, {"rows": kept})
+    if code_state() != code:
+        # This process runs the old code, the processes it started the new one.
+        print("the code changed during this run: do not trust what it measured", file=sys.stderr)
     return rows
 
 

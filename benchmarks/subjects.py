@@ -129,7 +129,7 @@ class Bench:
         params, file = params or self.params, features or self.features_file
         words = json.dumps([params.to_dict(), str(file.absolute()), file.stat().st_size], sort_keys=True)
         path = self.cache / f"{file.stem}-{hashlib.sha256(words.encode()).hexdigest()[:12]}.index"
-        report, code = path.with_suffix(".json"), _code_state()
+        report, code = path.with_suffix(".json"), code_state()
         if not anew and path.exists() and report.exists():
             kept: dict[str, Any] = json.loads(report.read_bytes())
             if kept["code"] == code:
@@ -181,7 +181,7 @@ def column_bytes(files: dict[str, int]) -> int:
     return sum(size for name, size in files.items() if not name.startswith(_NOT_COLUMNS))
 
 
-def _code_state() -> str:
+def code_state() -> str:
     """All modules of the package, hashed."""
     sources = sorted(Path(suffuse.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
