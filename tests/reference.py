@@ -69,15 +69,15 @@ def largest(values, count):
 
 
 def walk_mass(alpha_s, node, truncation, steps):
-    """sum_t u_t with u_0 = e_node, u_t = alpha S v_(t-1), and v_t = u_t cut to its truncation / 2 largest entries."""
+    """sum_t v_t with v_0 = e_node, v_t = alpha S v_(t-1) cut to its `truncation` largest entries."""
     v = np.zeros(len(alpha_s))
     v[node] = 1.0
     mass = v.copy()
     for _ in range(steps):
-        u, v = alpha_s @ v, np.zeros(len(alpha_s))
-        frontier = largest(u, (truncation + 1) // 2)
-        v[frontier] = u[frontier]
-        mass += u
+        spread, v = alpha_s @ v, np.zeros(len(alpha_s))
+        frontier = largest(spread, truncation)
+        v[frontier] = spread[frontier]
+        mass += v
     return mass
 
 
@@ -117,12 +117,13 @@ def encode_column(rows, values):
         codes += [*varint(int(rows[place]) - previous), int(np.rint(depths[place]))]
         previous = int(rows[place])
     if tail:
-        first, last, previous = int(np.rint(depths[20])), int(np.rint(depths[-1])), 0
-        stride = max(-(-(last - first) // 7), 1)
-        codes += [first, stride]
+        width, previous = (depths[-1] - depths[20]) / 8, 0
+        parts = [min(int((depth - depths[20]) / width), 7) if width > 0 else 0 for depth in depths[20:]]
+        for part in range(8):
+            members = [depth for depth, own in zip(depths[20:], parts, strict=True) if own == part]
+            codes.append(int(np.rint(np.mean(members))) if members else 0)
         for place in sorted(tail, key=lambda place: rows[place]):
-            level = int(np.clip(np.rint((depths[place] - first) / stride), 0, 7))
-            codes += varint((int(rows[place]) - previous) * 8 + level)
+            codes += varint((int(rows[place]) - previous) * 8 + parts[place - 20])
             previous = int(rows[place])
     return bytes(codes), float(values[0]), len(depths)
 
@@ -132,9 +133,10 @@ def decode_column(codes, scale):
     data, entries, id, tail = list(codes), [], 0, None
     while data:
         if len(entries) == 20 and tail is None:
-            if len(data) < 2:
+            if len(data) < 8:
                 return None
-            tail, id = (data.pop(0), data.pop(0)), 0
+            tail, id = data[:8], 0
+            del data[:8]
         else:
             length = next((place + 1 for place, byte in enumerate(data[:5]) if byte < 128), None)
             if length is None or (tail is None and length == len(data)):
@@ -144,7 +146,7 @@ def decode_column(codes, scale):
             id += number if tail is None else number >> 3
             if id >= 2**32 - 1:
                 return None
-            level = data.pop(0) if tail is None else tail[0] + tail[1] * (number % 8)
+            level = data.pop(0) if tail is None else tail[number % 8]
             entries.append((id, float(scale) * 2.0 ** (-level / 16)))
     return entries
 

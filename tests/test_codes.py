@@ -86,7 +86,7 @@ def test_what_is_decoded_is_near_to_what_was_encoded(seed, longest, octaves):
         tail = columns.values[own][20:]
         span = np.log2(tail[0] / tail[-1]) if len(tail) else 0.0
         for id, value in before.items():
-            allowed = 1 / 32 if id in head else (span * 16 + 9) / 7 / 32 + 1 / 16
+            allowed = 1 / 32 if id in head else span / 8 + 1 / 32
             assert abs(np.log2(after[id] / value)) <= allowed + 1e-5
 
 

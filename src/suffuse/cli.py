@@ -8,15 +8,14 @@ import json
 import logging
 import shutil
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from suffuse import __version__, bench_verb, research
 from suffuse.errors import InvalidParams, SuffuseError
-from suffuse.params import Params
+from suffuse.params import GraphSearch, Params, Search, SeedSearch, Support, ValueType
 from suffuse.terminal import console, progress_bars
 
 if TYPE_CHECKING:
@@ -44,54 +43,9 @@ app.command(rich_help_panel="For researchers")(bench_verb.bench)
 app.add_typer(research.datasets, name="datasets", rich_help_panel="For researchers")
 
 _DEFAULTS = Params()
+Ranking = Literal["diffusion", "knn"]
 # Queries that are searched at a time, so that the first answers of a long file come soon.
 _BATCH = 256
-
-
-class SupportChoice(StrEnum):
-    """Where columns are solved."""
-
-    graph = "graph"
-    features = "features"
-
-
-class SearchChoice(StrEnum):
-    """How neighbours are found while building."""
-
-    exact = "exact"
-    ivfadc = "ivfadc"
-    hnsw = "hnsw"
-
-
-class GraphSearchChoice(StrEnum):
-    """How neighbours for the graph are found while building."""
-
-    exact = "exact"
-    cells = "cells"
-    ivfadc = "ivfadc"
-    hnsw = "hnsw"
-
-
-class SeedSearchChoice(StrEnum):
-    """How the seeds of a query are found."""
-
-    exact = "exact"
-    hnsw = "hnsw"
-
-
-class ValuesChoice(StrEnum):
-    """How column entries are stored."""
-
-    uint8 = "uint8"
-    float16 = "float16"
-    float32 = "float32"
-
-
-class MethodChoice(StrEnum):
-    """How images are ranked."""
-
-    diffusion = "diffusion"
-    knn = "knn"
 
 
 def main() -> None:
@@ -158,9 +112,9 @@ def build(
     alpha: Annotated[float, typer.Option(help="How far the walk goes: above 0, below 1.")] = _DEFAULTS.alpha,
     gamma: Annotated[float, typer.Option(help="Exponent of the similarities.")] = _DEFAULTS.gamma,
     support: Annotated[
-        SupportChoice,
+        Support,
         typer.Option(help="Where columns are solved: the walk's own reach (graph), or the paper's L-NN (features)."),
-    ] = SupportChoice.graph,
+    ] = "graph",
     truncation: Annotated[int, typer.Option(help="L, elements in the support of a column.")] = _DEFAULTS.truncation,
     keep: Annotated[int, typer.Option(help="Entries of each column that are stored.")] = _DEFAULTS.keep,
     whiten: Annotated[
@@ -170,19 +124,19 @@ def build(
         float, typer.Option(metavar="P", help="Whitening power: 0 only rotates and cuts, 1 whitens fully.")
     ] = _DEFAULTS.whiten_power,
     values: Annotated[
-        ValuesChoice, typer.Option(help="How columns are stored: in a compact code (uint8), or plain.")
-    ] = ValuesChoice.uint8,
+        ValueType, typer.Option(help="How columns are stored: in a compact code (uint8), or plain.")
+    ] = "uint8",
     iterations: Annotated[int, typer.Option(help="Most steps of conjugate gradient.")] = _DEFAULTS.iterations,
     tolerance: Annotated[float, typer.Option(help="Residual at which a column is solved.")] = _DEFAULTS.tolerance,
     graph_search: Annotated[
-        GraphSearchChoice, typer.Option(help="How the neighbours in the graph are found; all but exact miss some.")
-    ] = GraphSearchChoice.exact,
+        GraphSearch, typer.Option(help="How the neighbours in the graph are found; all but exact miss some.")
+    ] = "exact",
     support_search: Annotated[
-        SearchChoice, typer.Option(help="How the L nearest of --support features are found.")
-    ] = SearchChoice.exact,
+        Search, typer.Option(help="How the L nearest of --support features are found.")
+    ] = "exact",
     seed_search: Annotated[
-        SeedSearchChoice, typer.Option(help="How a search finds its seeds: exactly, or fast by hnsw.")
-    ] = SeedSearchChoice.exact,
+        SeedSearch, typer.Option(help="How a search finds its seeds: exactly, or fast by hnsw.")
+    ] = "exact",
     probes: Annotated[int, typer.Option(help="Cells that cells and ivfadc visit; more find more.")] = _DEFAULTS.probes,
     ef: Annotated[int, typer.Option("--ef", help="Candidates that hnsw keeps; more find more.")] = _DEFAULTS.ef,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Threads to use.", show_default="all cores")] = None,
@@ -197,9 +151,9 @@ def build(
     A build that was interrupted goes on where it stopped when the same command is given again.
     """
     params = Params(
-        k=k, alpha=alpha, gamma=gamma, support=support.value, truncation=truncation, keep=keep,
-        iterations=iterations, tolerance=tolerance, whiten=whiten, whiten_power=whiten_power, values=values.value,
-        graph_search=graph_search.value, support_search=support_search.value, seed_search=seed_search.value,
+        k=k, alpha=alpha, gamma=gamma, support=support, truncation=truncation, keep=keep,
+        iterations=iterations, tolerance=tolerance, whiten=whiten, whiten_power=whiten_power, values=values,
+        graph_search=graph_search, support_search=support_search, seed_search=seed_search,
         probes=probes, ef=ef,
     )  # fmt: skip
     from suffuse.features import load, load_owners
@@ -241,7 +195,7 @@ def search(
         int | None,
         typer.Option(metavar="N", help="Hits that get a second look; 0 for none.", show_default="500 where possible"),
     ] = None,
-    method: Annotated[MethodChoice, typer.Option(help="Ranking: diffusion, or plain cosine.")] = MethodChoice.diffusion,
+    method: Annotated[Ranking, typer.Option(help="Ranking: diffusion, or plain cosine.")] = "diffusion",
     exact: Annotated[bool, typer.Option("--exact", help="Find seeds exactly in any index.")] = False,
     ef: Annotated[
         int | None,
@@ -266,7 +220,7 @@ def search(
             rows[start : start + batch],
             top,
             seeds,
-            method=method.value,
+            method=method,
             refine=refine,
             owners=query_owners,
             exact=exact,

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from suffuse.diffusion import Columns, Entries
 from suffuse.errors import IndexBroken
-from suffuse.kernels.codes import LONGEST, decode_columns, encode_columns
+from suffuse.kernels.codes import LONGEST, TAIL_LEVELS, decode_columns, encode_columns
 
 
 class Codes(NamedTuple):
@@ -36,7 +36,7 @@ def encode(columns: Columns) -> CodedColumns:
     rows, values = np.zeros((count, width), np.uint32), np.zeros((count, width), np.float32)
     stored = np.arange(width) < lengths[:, None]
     rows[stored], values[stored] = columns.rows.view(np.uint32), columns.values
-    codes = np.empty(count * 2 + (LONGEST + 1) * len(columns.rows), np.uint8)
+    codes = np.empty(TAIL_LEVELS * count + (LONGEST + 1) * len(columns.rows), np.uint8)
     scales, kept, ends = np.empty(count, np.float32), np.empty(count, np.int64), np.empty(count, np.int64)
     encode_columns(rows, values, lengths, codes, scales, kept, ends)
     indptr = np.concatenate([[0], ends])

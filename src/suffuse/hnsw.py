@@ -14,13 +14,12 @@ from suffuse.errors import IndexBroken
 from suffuse.kernels.hnsw import search_hnsw
 from suffuse.neighbors import Features, Neighbors, load_faiss, nearest, one_thread, proposals, ranked
 
-# On 100,000 x 512 vectors: recall .996 in 0.28 ms. Half as many links need a width between 64 and 128.
 LINKS = 32
 BUILD_WIDTH = 100
-SEARCH_WIDTH = 32
-
-# Larger sets need a wider search for the same recall: .999 at 200,000 x 128 with 128.
-_MEASURED, _GROWTH = 100_000, 0.6
+# Recall@10 on the synthetic set, 512 dimensions: .99 with 64 to 96 candidates, at 20,000 elements and at 100,000.
+SEARCH_WIDTH = 80
+# Larger sets need a wider search for the same recall.
+_MEASURED, _GROWTH = 100_000, 0.3
 
 # Lists that are taken out of faiss's arrays at a time.
 _BLOCK = 1 << 16

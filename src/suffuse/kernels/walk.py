@@ -13,8 +13,7 @@ _BINS, _SHIFT = 4096, 19
 def walk_support(node, indptr, indices, steps_weights, truncation, steps, scratch, support):
     """The `truncation` nodes with the most mass after `steps` steps of v <- alpha S v; returns how many there are.
 
-    The mass of all steps is added up; each step goes on from its largest entries only, half as many as `truncation`,
-    which finds as good supports as all of them, in half the time (docs/performance.md).
+    The mass of all steps is added up, and each step goes on from its `truncation` largest entries only.
     `steps_weights` is alpha S; `support` receives the nodes; `scratch` is left clean for the next node.
     """
     mass, spread, frontier, values, touched, reached, keys, bins = scratch
@@ -32,16 +31,15 @@ def walk_support(node, indptr, indices, steps_weights, truncation, steps, scratc
                 reached[count] = u4(other)
                 count += u8(before == f8(0.0)) & u8(moved > f8(0.0))
                 spread[other] = before + moved
-        size = _largest(spread, reached, count, u8(frontier.shape[0]), keys, bins, frontier)
+        size = _largest(spread, reached, count, truncation, keys, bins, frontier)
         for f in range(size):
-            values[f] = spread[u8(frontier[f])]
-        for r in range(count):
-            other = u8(reached[r])
-            before = mass[other]
+            other = u8(frontier[f])
+            values[f], before = spread[other], mass[other]
             touched[visited] = u4(other)
             visited += u8(before == f8(0.0))
-            mass[other] = before + spread[other]
-            spread[other] = f8(0.0)
+            mass[other] = before + values[f]
+        for r in range(count):
+            spread[u8(reached[r])] = f8(0.0)
     mass[node] = np.inf  # the node itself is always in its support
     size = _largest(mass, touched, visited, truncation, keys, bins, support)
     for t in range(visited):
@@ -91,8 +89,8 @@ def new_scratch(nodes, truncation):
     return (
         np.zeros(nodes, np.float64),
         np.zeros(nodes, np.float64),
-        np.empty((truncation + 1) // 2, np.uint32),
-        np.empty((truncation + 1) // 2, np.float64),
+        np.empty(truncation, np.uint32),
+        np.empty(truncation, np.float64),
         np.empty(nodes + 1, np.uint32),  # one more: what is not counted is written all the same
         np.empty(nodes + 1, np.uint32),
         np.empty(nodes + 1, np.uint64),
