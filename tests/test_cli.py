@@ -61,8 +61,8 @@ def test_options_reach_the_index(suffuse, folder, tmp_path):
     code, out, _ = suffuse("info", tmp_path / "a.index", "--json")
     assert json.loads(out)["params"] == {
         "k": 9, "alpha": 0.9, "gamma": 2.0, "support": "features", "truncation": 50, "keep": 30, "whiten": 8,
-        "whiten_power": 0.5, "values": "float32", "iterations": 7, "tolerance": 0.001, "pool": "sum", "seed_search": "exact",
-        "graph_search": "exact", "support_search": "exact", "probes": 32, "ef": 128,
+        "whiten_power": 0.5, "values": "float32", "iterations": 7, "tolerance": 0.001, "pool": "sum",
+        "graph_search": "exact", "support_search": "exact", "seed_search": "exact", "probes": 32, "ef": 128,
     }  # fmt: skip
 
 

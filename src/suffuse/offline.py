@@ -215,7 +215,8 @@ class _Build:
                     for future in as_completed(pending):
                         future.result()
                         done += 1
-                        self.progress(stage, self.n * done // total, self.n)
+                        if done < total:  # `stage` reports the end
+                            self.progress(stage, self.n * done // total, self.n)
 
 
 @contextlib.contextmanager
