@@ -95,14 +95,14 @@ def assert_unfinished(path):
     [
         ("neighbors/*.npz", ["graph", 0]),
         ("columns/*.npz", ["index", 0]),
-        ("index/.rows.npy.*", ["index", N]),
+        ("index/.codes.npy.*", ["index", N]),
     ],
     ids=["neighbors", "columns", "index"],
 )
 def test_a_killed_build_leaves_no_index_and_resumes(given, tmp_path, sign, hold):
     path = tmp_path / "x.index"
     work = tmp_path / "x.index.building"
-    final_sign = sign.replace(".rows.npy.*", "rows.npy")
+    final_sign = sign.replace(".codes.npy.*", "codes.npy")
     with child(given, path, hold=hold) as process:
         wait_until(lambda: any(work.glob(sign)) or any(work.glob(final_sign)), process)
         kill(process)
@@ -128,8 +128,9 @@ def test_a_build_that_is_killed_again_and_again_gets_there(given, tmp_path):
 
 def test_two_builds_of_one_path_at_once_are_told_apart(given, tmp_path):
     path = tmp_path / "x.index"
+    pairs = tmp_path / "x.index.building" / "pairs"
     with child(given, path, hold=["graph", 0]) as process:
-        wait_until(lambda: finished_blocks(path) == BLOCKS, process)
+        wait_until(lambda: finished_blocks(path) == BLOCKS and not pairs.exists(), process)
         before = directory_bytes(tmp_path)
         for features, params in (
             (given.features, given.params),
