@@ -305,10 +305,12 @@ def test_files_that_may_not_grow_interrupt_a_build_and_it_resumes(given, tmp_pat
     (tmp_path / "place").mkdir()
     sizes = {name: len(content) for name, content in given.expected.items()}
     unlimited = -1
-    # The first is too small for the features; the second for a file of a later stage.
-    rooms = [sizes["features.npy"] - 1, sizes["features.npy"], unlimited]
+    pairs = 128 + 1024 * 18 * 8  # k = 10: 18 keys for each row of a shard
+    assert sizes["features.npy"] < pairs
+    # The first is too small for the features, the second for pairs of shards, the third for a file of a later stage.
+    rooms = [sizes["features.npy"] - 1, sizes["features.npy"], pairs, unlimited]
     said, resumed = squeezed(given, tmp_path / "place" / "x.index", SMALL_FILES, rooms)
-    assert len(said) == 2
+    assert len(said) == 3
     for message in said:
         assert message.startswith("File too large")
         assert "x.index.building, and the same build goes on from there" in message

@@ -162,7 +162,7 @@ def test_the_summary_counts_what_is_there(case):
     sizes = components_by_hand(matrix)
     summary = summarize(s)
     assert summary.edges == np.count_nonzero(np.triu(matrix))
-    assert summary.degree_mean == pytest.approx(np.mean(degrees), abs=5e-4)
+    assert summary.degree_mean == pytest.approx(np.mean(degrees), abs=5.1e-4)  # three decimals
     assert summary.degree_median == np.median(degrees)
     assert summary.degree_largest == max(degrees)
     assert summary.isolated == degrees.count(0)

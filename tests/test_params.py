@@ -61,8 +61,8 @@ EXPONENT = "a number above 0 and at most 100"
         ("whiten_power", 1.1, CLOSED_UNIT),
         ("values", "float64", "'uint8' or 'float16' or 'float32'"),
         ("pool", "max", "'sum' or 'none'"),
-        ("graph_search", "approximate", "'exact' or 'ivfadc' or 'hnsw'"),
-        ("graph_search", None, "'exact' or 'ivfadc' or 'hnsw'"),
+        ("graph_search", "approximate", "'exact' or 'cells' or 'ivfadc' or 'hnsw'"),
+        ("graph_search", None, "'exact' or 'cells' or 'ivfadc' or 'hnsw'"),
         ("support_search", "IVFADC", "'exact' or 'ivfadc' or 'hnsw'"),
         ("probes", 0, COUNT_OF_1),
         ("probes", True, COUNT_OF_1),
@@ -148,6 +148,7 @@ def parameters(draw):
         "pool": draw(st.sampled_from(["sum", "none"])),
         "graph_search": draw(st.sampled_from(["exact", "ivfadc", "hnsw"])),
         "support_search": draw(st.sampled_from(["exact", "ivfadc", "hnsw"])),
+        "seed_search": draw(st.sampled_from(["exact", "hnsw"])),
     }
     whiten = {} if draw(st.booleans()) else {"whiten": None}
     return wide | texts | whiten
@@ -176,7 +177,9 @@ def test_an_unknown_name_is_refused_and_the_known_ones_are_listed():
 
 
 # Parameters that came later, with the values that describe the indexes from before.
-LATER = {"pool": "none", "graph_search": "exact", "support_search": "exact", "probes": 32, "ef": 128}
+LATER = {
+    "pool": "none", "graph_search": "exact", "support_search": "exact", "seed_search": "exact", "probes": 32, "ef": 128,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Params) if field.name not in LATER])
@@ -219,13 +222,14 @@ def test_the_defaults_are_the_ones_that_the_documentation_promises():
         "truncation": 1000,
         "keep": 500,
         "iterations": 100,
-        "tolerance": 1e-6,
+        "tolerance": 1e-4,
         "whiten": None,
         "whiten_power": 1.0,
         "values": "uint8",
         "pool": "sum",
         "graph_search": "exact",
         "support_search": "exact",
+        "seed_search": "exact",
         "probes": 32,
         "ef": 128,
     }

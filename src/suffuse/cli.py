@@ -309,7 +309,7 @@ def _print_summary(summary: "BuildSummary") -> None:
         + ")"
     )
     if summary.resumed:
-        echo(f"{summary.resumed} blocks were there from an interrupted build")
+        echo(f"{summary.resumed} tasks were done already, by an interrupted build")
     if summary.unconverged:
         echo(
             f"[yellow]{summary.unconverged:,} of {summary.elements:,} columns did not reach the residual;"

@@ -68,7 +68,7 @@ class BuildSummary(NamedTuple):
     entries: int
     unconverged: int
     bytes: int
-    resumed: int  # blocks that an earlier, interrupted build had finished
+    resumed: int  # blocks and pairs of shards that an earlier, interrupted build had finished
     seconds: dict[str, float]  # by stage
 
 
@@ -209,6 +209,7 @@ class _Build:
                 with _none_left_running(pending):
                     for path, argument in results.items():
                         if path.exists():
+                            self.resumed += stage == "pairs"  # as much work as a block
                             done += 1
                         else:
                             pending.append(self.pool.submit(task, str(self.work), argument))
