@@ -73,7 +73,7 @@ def test_damaged_links_are_noticed(linked, tmp_path):
 
 def test_a_larger_index_is_searched_wider():
     assert search_width(100) == search_width(100_000) == SEARCH_WIDTH
-    assert search_width(1_000_000) == 159
+    assert search_width(1_000_000) == 191
 
 
 @pytest.mark.parametrize("ef", [0, -3, 1.5])

@@ -186,12 +186,12 @@ def check_seeds(ids: Any, sims: Any, elements: int) -> tuple[NDArray[np.int32], 
         raise InvalidInput(f"ids must be whole numbers, got {ids.dtype}")
     if sims.dtype.kind not in "iuf":
         raise InvalidInput(f"sims must be numbers, got {sims.dtype}")
-    if len(bad := np.argwhere(ids >= elements)):
-        q, s = bad[0]
+    if (ids >= elements).any():
+        q, s = np.argwhere(ids >= elements)[0]
         raise InvalidInput(f"seed {s} of query {q} is element {ids[q, s]}, but there are {elements}, numbered from 0")
     found = ids >= 0
-    if len(bad := np.argwhere(found & ~np.isfinite(sims))):
-        q, s = bad[0]
+    if (bad := found & ~np.isfinite(sims)).any():
+        q, s = np.argwhere(bad)[0]
         raise InvalidInput(f"the similarity of seed {s} of query {q} is {sims[q, s]}; similarities must be finite")
     return np.where(found, ids, 0).astype(np.int32), np.where(found, sims, 0).astype(np.float64)
 

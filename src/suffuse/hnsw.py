@@ -17,7 +17,7 @@ from suffuse.neighbors import Features, Neighbors, load_faiss, nearest, one_thre
 LINKS = 32
 BUILD_WIDTH = 100
 # Recall@10 on the synthetic set, 512 dimensions: .99 with 64 to 96 candidates, at 20,000 elements and at 100,000.
-SEARCH_WIDTH = 80
+SEARCH_WIDTH = 96
 # Larger sets need a wider search for the same recall.
 _MEASURED, _GROWTH = 100_000, 0.3
 

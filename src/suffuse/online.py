@@ -276,7 +276,7 @@ class Index:
         own, depth = self._columns, REFINE_DEPTH
         if stored.images is not None:
             own, depth = tuple(map(_kernel_view, stored.images)), len(self)
-        _check_columns(own[0], np.unique(hits.ids), len(own[1]))
+        _check_columns(own[0], hits.ids.ravel(), len(own[1]))
         candidates, cosines = np.ascontiguousarray(hits.ids), np.zeros(hits.ids.shape, np.float32)
         # Where there is a second look, columns hold images.
         refine_candidates(
