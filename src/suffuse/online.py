@@ -285,10 +285,13 @@ class Index:
         )  # fmt: skip
         if np.isnan(cosines).any():
             raise IndexBroken("the columns of candidates are damaged; run suffuse verify, then copy the index again")
-        unused = np.arange(candidates.shape[1]) >= counts[:, None]
-        order = np.lexsort((candidates, -np.where(unused, -1.0, cosines)), axis=1)
-        hits.ids[:] = np.take_along_axis(candidates, order, axis=1)
-        hits.scores[:] = np.take_along_axis(cosines, order, axis=1)
+        # Cosine and id as one number, as in kernels.select: one sort, larger cosines first, ties to the smaller id.
+        low = np.uint64(0xFFFFFFFF)
+        keys = (cosines.view(np.uint32).astype(np.uint64) << np.uint64(32)) | (low - candidates.astype(np.uint64))
+        keys[np.arange(candidates.shape[1]) >= counts[:, None]] = 0  # unused places stay behind all others
+        keys = np.sort(keys, axis=1)[:, ::-1]
+        hits.ids[:] = np.where(keys == 0, 0, low - (keys & low))
+        hits.scores[:] = (keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
 
     def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
         """The ranking by cosine, without diffusion."""
