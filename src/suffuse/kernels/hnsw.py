@@ -6,10 +6,9 @@ and every loop is bounded: an element is expanded at most once, and a descent on
 
 import numpy as np
 
+from suffuse.kernels.codes import EMPTY
 from suffuse.kernels.jit import compiled, f4, helper, i8, readonly, u4, u8, void, writable
-
-# Ends a list; marks a free slot.
-EMPTY = np.uint32(0xFFFFFFFF)
+from suffuse.kernels.table import slot_of
 
 _LARGEST_ID = np.uint64(0x7FFFFFFF)
 _ZERO = np.uint32(0x80000000)
@@ -113,22 +112,13 @@ def _insert(pool, size, candidate):
 
 
 @helper
-def _slot_of(id, slots, mask):
-    """Where `id` is in the hash table, or the free slot where it belongs (linear probing)."""
-    slot = (u8(id) * u8(0x9E3779B1)) & mask
-    while slots[slot] != EMPTY and slots[slot] != id:
-        slot = (slot + u8(1)) & mask
-    return slot
-
-
-@helper
 def _doubled(slots):
     """The visited set in a table of twice the size."""
     capacity = u8(2) * u8(slots.shape[0])
     larger = np.full(capacity, EMPTY, np.uint32)
     for slot in range(u8(slots.shape[0])):
         if slots[slot] != EMPTY:
-            larger[_slot_of(slots[slot], larger, capacity - u8(1))] = slots[slot]
+            larger[slot_of(slots[slot], larger, capacity - u8(1))] = slots[slot]
     return larger
 
 
@@ -188,7 +178,7 @@ def search_hnsw(queries, features, links, upper_start, upper, copies, entry, ef,
         fresh[0] = start
         _dots(queries, q, features, fresh, u8(1), sims)
         pool[0] = _candidate(sims[0], start)
-        slots[_slot_of(start, slots, u8(slots.shape[0]) - u8(1))] = start
+        slots[slot_of(start, slots, u8(slots.shape[0]) - u8(1))] = start
         size, visited, cursor, sound = u8(1), u8(1), u8(0), True
         while cursor < size and sound:
             if pool[cursor] & u8(1) == u8(0):
@@ -204,7 +194,7 @@ def search_hnsw(queries, features, links, upper_start, upper, copies, entry, ef,
                 if id >= n:
                     sound = id == EMPTY
                     break
-                slot = _slot_of(id, slots, mask)
+                slot = slot_of(id, slots, mask)
                 if slots[slot] == EMPTY:
                     slots[slot] = id
                     fresh[count] = id
