@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import references
 from benchmarks.measure import cores, machine, markdown, number
-from benchmarks.subjects import DIMENSIONS, PARAMS, Subject, subject, supports_of
+from benchmarks.subjects import DIMENSIONS, PARAMS, Subject, subject
 from suffuse.arrays import write_json
 from suffuse.datasets import oxford_folder
+from suffuse.diffusion import WALK_STEPS
 from suffuse.features import apply_whitening, learn_whitening, unit_rows
-from suffuse.graph import summarize
+from suffuse.graph import Graph, summarize
+from suffuse.kernels.walk import walk_supports
 from suffuse.neighbors import Features
 from suffuse.params import Params
 from suffuse.synthetic import manifold
@@ -77,6 +80,17 @@ def statistics(found: Subject, params: Params, rng: np.random.Generator, sample:
         "inside": float(np.mean(inside)), "edges": float(np.mean(edges)), "jaccard": float(np.mean(jaccard)),
         "union": float(np.mean(union)), "iterations": float(np.mean(iterations)),
     }  # fmt: skip
+
+
+def supports_of(alpha_s: Graph, nodes: NDArray[np.integer], truncation: int) -> list[NDArray[np.uint32]]:
+    """The support that each node would have for itself, the node first."""
+    found = []
+    room, size = np.empty((1, truncation), np.uint32), np.empty(1, np.int64)
+    for node in nodes.tolist():
+        walk_supports(node, node + 1, 1, *alpha_s, WALK_STEPS, room, size)
+        support = room[0, : size[0]]
+        found.append(np.concatenate([[np.uint32(node)], support[support != node]]))
+    return found
 
 
 def _jaccard(one: Any, other: Any) -> float:

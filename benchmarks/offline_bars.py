@@ -1,17 +1,17 @@
 """The bars of the offline part: columns, supports, the graph, and whole builds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import references
 from benchmarks.measure import Row, interleaved, milliseconds, number, single_thread
-from benchmarks.subjects import Bench, Subject, column_bytes, full_supports
-from suffuse.diffusion import WALK_STEPS
+from benchmarks.subjects import Bench, Sample, Subject, column_bytes, samples
+from suffuse.diffusion import WALK_STEPS, group_size, single_precision
 from suffuse.graph import Graph, affinity, transition
 from suffuse.kernels.solve import solve_on_supports
 from suffuse.kernels.walk import walk_supports
@@ -22,8 +22,6 @@ SAMPLES = {1000: 200, 5000: 40}
 # The work of the solve bars is fixed here, as the paper has it: a default that asks for less must not look like speed.
 TOLERANCE, ITERATIONS = 1e-6, 100
 _REPETITIONS = 5
-# Supports that are compared with those of the plain walk.
-_CHECKED = 20
 _GB, _MB = 1e9, 1e6
 # The paper's public implementation on fashion70k, as issue 4 has it: CPU seconds, bytes of memory, bytes on disk.
 _PAPER_FASHION = (370, 4.5 * _GB, 560 * _MB)
@@ -33,27 +31,36 @@ def solve(bench: Bench) -> Iterator[Row]:
     """Columns on the same supports: ours against scipy's slice and cg, on one thread and on two."""
     for subject in _subjects(bench):
         for truncation, count in SAMPLES.items():
-            _, supports = full_supports(subject.alpha_s, truncation, count)
-            if len(supports):
-                yield from _solve(subject, supports, bench.params)
+            yield from _solve(
+                subject, truncation, samples(subject.along, truncation, count, bench.params), bench.params
+            )
 
 
-def _solve(subject: Subject, supports: NDArray[np.uint32], params: Params) -> Iterator[Row]:
-    truncation = supports.shape[1]
-    l_alpha, halves = references.laplacian(subject.alpha_s), np.array_split(supports, 2)
+def _solve(subject: Subject, truncation: int, chosen: list[Sample], params: Params) -> Iterator[Row]:
+    supports = [support for sample in chosen for _, support in sample.of_nodes()]
+    l_alpha = references.laplacian(subject.along)
     keep, same_work = min(params.keep, truncation), replace(params, tolerance=TOLERANCE, iterations=ITERATIONS)
     with ThreadPoolExecutor(2) as pool, single_thread():
         scipy, one, two, as_built = interleaved(
             _REPETITIONS,
             lambda: references.paper_columns(l_alpha, supports, ITERATIONS, TOLERANCE),
-            lambda: solved(subject.alpha_s, supports, keep, same_work),
-            lambda: list(pool.map(lambda half: solved(subject.alpha_s, half, keep, same_work), halves)),
-            lambda: solved(subject.alpha_s, supports, keep, params),
+            lambda: solved(subject.along, chosen, keep, same_work),
+            lambda: list(pool.map(lambda half: solved(subject.along, half, keep, same_work), _halves(chosen))),
+            lambda: solved(subject.along, chosen, keep, params),
         )
     # The true columns, not the reference's: two solvers that stop at the same step agree, however wrong both are.
     true = references.paper_columns(l_alpha, supports, 10 * ITERATIONS, 1e-12)
     difference, difference_as_built = (
-        float(np.abs(solved(subject.alpha_s, supports, truncation, p) - true).max()) for p in (same_work, params)
+        max(
+            float(np.abs(ours[support] - theirs).max())
+            for ours, support, theirs in zip(
+                dense(solved(subject.along, chosen, truncation, p), len(subject.along.indptr) - 1),
+                supports,
+                true,
+                strict=True,
+            )
+        )
+        for p in (same_work, params)
     )
     what = f"column solve, L={truncation}, {subject.name}"
     quality = f"{difference:.1e} from the true columns at most"
@@ -61,6 +68,7 @@ def _solve(subject: Subject, supports: NDArray[np.uint32], params: Params) -> It
         "columns": len(supports), "tolerance": TOLERANCE, "difference": difference, "scipy": scipy.to_dict(),
         "one": one.to_dict(), "two": two.to_dict(), "as_built": as_built.to_dict(),
         "tolerance_as_built": params.tolerance, "difference_as_built": difference_as_built,
+        "support": float(np.mean([len(support) for support in supports])),
     }  # fmt: skip
     sound = difference <= 1e-5
     theirs = f"scipy {_each(scipy.typical_cpu, supports)} CPU, {_each(scipy.typical_wall, supports)} wall"
@@ -85,57 +93,88 @@ def _solve(subject: Subject, supports: NDArray[np.uint32], params: Params) -> It
         )  # fmt: skip
 
 
-def solved(alpha_s: Graph, supports: NDArray[np.uint32], keep: int, params: Params) -> NDArray[np.float64]:
-    """Our columns on given supports, (b, L), in the order of the supports; what is not kept is zero."""
-    count = len(supports)
-    rows, values = np.empty((count, keep), np.uint32), np.empty((count, keep), np.float32)
-    lengths, residuals = np.empty(count, np.int64), np.empty(count)
-    floor = np.float32(np.finfo(np.float16).smallest_subnormal)
-    solve_on_supports(supports, *alpha_s, params.iterations, params.tolerance, floor, rows, values, lengths, residuals)
-    if keep < supports.shape[1]:
-        return residuals  # timed: nobody looks at the columns
-    columns = np.zeros(supports.shape)
-    for column, support, ids, entries, length in zip(columns, supports, rows, values, lengths, strict=True):
-        order = np.argsort(support)
-        column[order[np.searchsorted(support, ids[:length], sorter=order)]] = entries[:length]
-    return columns
+def _halves(chosen: list[Sample]) -> list[list[Sample]]:
+    """The groups of all samples in two parts of equal size."""
+    parts: list[list[Sample]] = [[], []]
+    for sample in chosen:
+        middle = len(sample.sizes) // 2
+        cut = sample.nodes.start + middle * (len(sample.nodes) // len(sample.sizes))
+        parts[0].append(Sample(range(sample.nodes.start, cut), sample.supports[:middle], sample.sizes[:middle]))
+        parts[1].append(Sample(range(cut, sample.nodes.stop), sample.supports[middle:], sample.sizes[middle:]))
+    return parts
+
+
+class Solved(NamedTuple):
+    """Columns as the kernel writes them: the first lengths[i] entries of row i are column i."""
+
+    rows: NDArray[np.uint32]
+    values: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    residuals: NDArray[np.float64]
+
+
+def solved(alpha_s: Graph, chosen: list[Sample], keep: int, params: Params) -> list[Solved]:
+    """Our columns of the nodes of each sample, solved as a build solves them."""
+    names = np.arange(len(alpha_s.indptr) - 1, dtype=np.uint32)
+    floor, found = np.float32(np.finfo(np.float32).smallest_subnormal), []
+    for nodes, supports, sizes in chosen:
+        out = Solved(
+            np.empty((len(nodes), keep), np.uint32), np.empty((len(nodes), keep), np.float32),
+            np.empty(len(nodes), np.int64), np.empty(len(nodes)),
+        )  # fmt: skip
+        solve_on_supports(
+            nodes.start, nodes.stop, group_size(params), single_precision(params), supports, sizes, names, *alpha_s,
+            params.iterations, params.tolerance, floor, *out,
+        )  # fmt: skip
+        found.append(out)
+    return found
+
+
+def dense(found: list[Solved], n: int) -> Iterator[NDArray[np.float64]]:
+    """Each column with all its entries, (n,)."""
+    for block in found:
+        for rows, values, length in zip(block.rows, block.values, block.lengths, strict=True):
+            column = np.zeros(n)
+            column[rows[:length]] = values[:length]
+            yield column
 
 
 def supports(bench: Bench) -> Iterator[Row]:
-    """Choosing the supports of a block of columns against solving on them."""
+    """Choosing the supports of columns against solving on them."""
     for subject in _subjects(bench):
         for truncation, count in SAMPLES.items():
-            nodes, given = full_supports(subject.alpha_s, truncation, count)
-            if len(nodes):
-                yield _supports(subject, nodes, given, bench.params)
+            yield _supports(subject, truncation, samples(subject.along, truncation, count, bench.params), bench.params)
 
 
-def _supports(subject: Subject, nodes: NDArray[np.int64], given: NDArray[np.uint32], params: Params) -> Row:
-    start, stop, truncation = int(nodes[0]), int(nodes[-1]) + 1, given.shape[1]
-    room, sizes = np.empty((stop - start, truncation), np.uint32), np.empty(stop - start, np.int64)
+def _supports(subject: Subject, truncation: int, chosen: list[Sample], params: Params) -> Row:
     keep, same_work = min(params.keep, truncation), replace(params, tolerance=TOLERANCE, iterations=ITERATIONS)
-    walk, solution, as_built = interleaved(
+    group, columns = group_size(params), sum(len(sample.nodes) for sample in chosen)
+
+    def walk() -> None:
+        for nodes, room, sizes in chosen:
+            walk_supports(nodes.start, nodes.stop, group, *subject.along, WALK_STEPS, room, sizes)
+
+    walked, solution, as_built = interleaved(
         _REPETITIONS,
-        lambda: walk_supports(start, stop, *subject.alpha_s, WALK_STEPS, room, sizes),
-        lambda: solved(subject.alpha_s, given, keep, same_work),
-        lambda: solved(subject.alpha_s, given, keep, params),
+        walk,
+        lambda: solved(subject.along, chosen, keep, same_work),
+        lambda: solved(subject.along, chosen, keep, params),
     )
-    plain, checked = references.as_scipy(subject.alpha_s), slice(None, _CHECKED)
-    common = [
-        len(np.intersect1d(support, references.walk_support(plain, node, truncation, WALK_STEPS))) / truncation
-        for node, support in zip(nodes[checked].tolist(), given[checked], strict=True)
-    ]
-    # The range holds a few nodes more than have full supports, hence each is divided by its own count.
-    chosen, solving = walk.typical_cpu / len(room), solution.typical_cpu / len(given)
+    plain, common = references.as_scipy(subject.along), []
+    for nodes, room, sizes in chosen:
+        members = np.arange(nodes.start, nodes.start + group)
+        theirs = references.walk_support(plain, members, room.shape[1], WALK_STEPS)
+        common.append(len(np.intersect1d(room[0, : sizes[0]], theirs)) / len(theirs))
+    choosing, solving = walked.typical_cpu / columns, solution.typical_cpu / columns
     return Row(
         key="supports", what=f"choosing supports, L={truncation}, {subject.name}", bar=1, aim=0.5,
-        value=chosen / solving, ours=f"{milliseconds(chosen)} CPU a column",
+        value=choosing / solving, ours=f"{milliseconds(choosing)} CPU a column",
         reference=f"our solve to {TOLERANCE:g} {milliseconds(solving)} CPU a column",
         quality=f"{100 * float(np.mean(common)):.1f}% of the nodes that a walk without shortcuts chooses;"
-        f" {number(chosen / (as_built.typical_cpu / len(given)))} x of our solve to {params.tolerance:g}",
+        f" {number(choosing / (as_built.typical_cpu / columns))} x of our solve to {params.tolerance:g}",
         raw={
-            "walk": walk.to_dict(), "solve": solution.to_dict(), "as_built": as_built.to_dict(),
-            "nodes": len(room), "columns": len(given), "common": common,
+            "walk": walked.to_dict(), "solve": solution.to_dict(), "as_built": as_built.to_dict(), "columns": columns,
+            "common": common,
         },
     )  # fmt: skip
 
@@ -204,7 +243,7 @@ def _subjects(bench: Bench) -> Iterator[Subject]:
     yield bench.synthetic
 
 
-def _each(seconds: float, supports: NDArray[Any]) -> str:
+def _each(seconds: float, supports: Sequence[Any]) -> str:
     return milliseconds(seconds / len(supports))
 
 

@@ -6,6 +6,7 @@ knn_graph         the k-NN lists of all elements, by faiss alone
 knn_one, knn_batch  the k-NN of queries, by faiss alone
 """
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,24 +44,24 @@ def paper_column(l_alpha: Any, support: NDArray[np.integer], iterations: int, to
 
 
 def paper_columns(
-    l_alpha: Any, supports: NDArray[np.integer], iterations: int, tolerance: float
-) -> NDArray[np.float64]:
-    """Columns one after the other, (b, L)."""
-    return np.stack([paper_column(l_alpha, support, iterations, tolerance) for support in supports])
+    l_alpha: Any, supports: Iterable[NDArray[np.integer]], iterations: int, tolerance: float
+) -> list[NDArray[np.float64]]:
+    """Columns one after the other."""
+    return [paper_column(l_alpha, support, iterations, tolerance) for support in supports]
 
 
-def walk_support(alpha_s: Any, node: int, truncation: int, steps: int) -> NDArray[np.intp]:
+def walk_support(alpha_s: Any, nodes: NDArray[np.integer], truncation: int, steps: int) -> NDArray[np.intp]:
     """The nodes with the most mass over all steps of v <- alpha S v, v cut to its L largest after each; alpha_s is
     scipy's."""
     v = np.zeros(alpha_s.shape[0])
-    v[node] = 1.0
+    v[nodes] = 1.0
     mass = v.copy()
     for _ in range(steps):
         spread, v = alpha_s @ v, np.zeros_like(v)
         frontier = best(spread, truncation)
         v[frontier] = spread[frontier]
         mass += v
-    mass[node] = np.inf
+    mass[nodes] = np.inf
     found = best(mass, truncation)
     return found[mass[found] > 0]
 

@@ -16,9 +16,9 @@ from benchmarks import references, worker
 from benchmarks.measure import cores
 from suffuse.arrays import write_array, write_json
 from suffuse.datasets import oxford_folder
-from suffuse.diffusion import WALK_STEPS
+from suffuse.diffusion import WALK_STEPS, group_size
 from suffuse.features import apply_whitening, learn_whitening, unit_rows
-from suffuse.graph import Graph, affinity, transition
+from suffuse.graph import Graph, affinity, order_along, reordered, transition
 from suffuse.kernels.walk import walk_supports
 from suffuse.neighbors import Features, Neighbors
 from suffuse.params import Params
@@ -42,6 +42,7 @@ class Subject(NamedTuple):
     features: Features
     neighbors: Neighbors
     alpha_s: Graph
+    along: Graph  # the same, its nodes numbered as a build numbers them
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,35 +146,41 @@ class Bench:
 
 
 def subject(name: str, features: Features, neighbors: Neighbors, params: Params) -> Subject:
-    """Unit rows (n, d) and their k-NN lists (n, k) with alpha S."""
+    """Unit rows (n, d) and their k-NN lists (n, k) with alpha S, as it is and numbered along the graph."""
     s = transition(affinity(neighbors, params.gamma))
-    return Subject(name, features, neighbors, s._replace(weights=params.alpha * s.weights))
+    alpha_s = s._replace(weights=params.alpha * s.weights)
+    return Subject(name, features, neighbors, alpha_s, reordered(alpha_s, order_along(alpha_s, group_size(params))))
 
 
-def supports_of(alpha_s: Graph, nodes: NDArray[np.integer], truncation: int) -> list[NDArray[np.uint32]]:
-    """The support of each node on the graph, the node itself first."""
+class Sample(NamedTuple):
+    """Nodes in a row of a graph that is numbered along itself, and the supports that their groups share."""
+
+    nodes: range
+    supports: NDArray[np.uint32]  # (groups, L)
+    sizes: NDArray[np.int64]  # (groups,), how many entries of a support count
+
+    def of_nodes(self) -> list[tuple[int, NDArray[np.uint32]]]:
+        """Each node with its support, itself first."""
+        group = -(-len(self.nodes) // len(self.sizes))
+        pairs = []
+        for node in self.nodes:
+            row = (node - self.nodes.start) // group
+            support = self.supports[row, : self.sizes[row]]
+            pairs.append((node, np.concatenate([[np.uint32(node)], support[support != node]])))
+        return pairs
+
+
+def samples(alpha_s: Graph, truncation: int, count: int, params: Params, pieces: int = 5) -> list[Sample]:
+    """About `count` nodes with their supports, from `pieces` places of the graph: whole groups, as in a build."""
+    n, group = len(alpha_s.indptr) - 1, group_size(params)
+    each, widest = max(count // pieces // group, 1) * group, min(truncation, n)
     found = []
-    room, size = np.empty((1, truncation), np.uint32), np.empty(1, np.int64)
-    for node in nodes.tolist():
-        walk_supports(node, node + 1, *alpha_s, WALK_STEPS, room, size)
-        support = room[0, : size[0]]
-        found.append(np.concatenate([[np.uint32(node)], support[support != node]]))
-    return found
-
-
-def full_supports(alpha_s: Graph, truncation: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """The first nodes whose supports have `truncation` nodes, and those supports, (count, truncation); fewer, or
-    none, where a set is too small."""
-    nodes: list[int] = []
-    rows: list[NDArray[np.uint32]] = []
-    for node in range(len(alpha_s.indptr) - 1):
-        (support,) = supports_of(alpha_s, np.array([node]), truncation)
-        if len(support) == truncation:
-            nodes.append(node)
-            rows.append(support)
-        if len(nodes) == count:
-            break
-    return np.array(nodes, np.int64), np.array(rows, np.uint32).reshape(-1, truncation)
+    for start in range(0, n - each + 1, max(n // pieces // group, 1) * group):
+        room, sizes = np.empty((each // group, widest), np.uint32), np.empty(each // group, np.int64)
+        nodes = range(start, start + each)
+        walk_supports(nodes.start, nodes.stop, group, *alpha_s, WALK_STEPS, room, sizes)
+        found.append(Sample(nodes, room, sizes))
+    return found[:pieces]
 
 
 def column_bytes(files: dict[str, int]) -> int:

@@ -68,10 +68,10 @@ def largest(values, count):
     return sorted(np.flatnonzero(values).tolist(), key=lambda i: (-rounded[i], i))[:count]
 
 
-def walk_mass(alpha_s, node, truncation, steps):
-    """sum_t v_t with v_0 = e_node, v_t = alpha S v_(t-1) cut to its `truncation` largest entries."""
+def walk_mass(alpha_s, nodes, truncation, steps):
+    """sum_t v_t with v_0 = 1 at the node, or nodes, and v_t = alpha S v_(t-1) cut to its `truncation` largest."""
     v = np.zeros(len(alpha_s))
-    v[node] = 1.0
+    v[nodes] = 1.0
     mass = v.copy()
     for _ in range(steps):
         spread, v = alpha_s @ v, np.zeros(len(alpha_s))
@@ -81,10 +81,10 @@ def walk_mass(alpha_s, node, truncation, steps):
     return mass
 
 
-def walk_support(alpha_s, node, truncation, steps):
-    """The `truncation` nodes with the most mass, the node itself always among them."""
-    mass = walk_mass(alpha_s, node, truncation, steps)
-    mass[node] = np.inf
+def walk_support(alpha_s, nodes, truncation, steps):
+    """The `truncation` nodes with the most mass, the node itself, or all of a group, always among them."""
+    mass = walk_mass(alpha_s, nodes, truncation, steps)
+    mass[nodes] = np.inf
     return largest(mass, truncation)
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import bars, growth, likeness, measure, offline_bars, online_bars, references, start_bars, worker
-from benchmarks.subjects import Bench, column_bytes, full_supports, subject
+from benchmarks.subjects import Bench, column_bytes, samples, subject
 
 import reference
+from suffuse.diffusion import group_size
+from suffuse.graph import order_along, reordered
 from suffuse.neighbors import nearest, nearest_to_rows
 from suffuse.params import Params
 from suffuse.synthetic import manifold
@@ -39,17 +41,24 @@ def bench(tmp_path, monkeypatch):
 # --- references
 
 
-def test_the_papers_way_and_our_kernel_give_the_same_columns(small):
-    nodes, supports = full_supports(small.alpha_s, PARAMS.truncation, 8)
-    l_alpha = references.laplacian(small.alpha_s)
-    theirs = references.paper_columns(l_alpha, supports, 1000, 1e-7)
-    accurate = replace(PARAMS, iterations=1000, tolerance=1e-7)
-    ours = offline_bars.solved(small.alpha_s, supports, PARAMS.truncation, accurate)
-    np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    dense = reference.dense(small.alpha_s)
-    for node, support, column in zip(nodes, supports, theirs, strict=True):
+@pytest.mark.parametrize("truncation", [PARAMS.truncation, N])  # supports of their own, and shared ones
+def test_the_papers_way_and_our_kernel_give_the_same_columns(small, truncation):
+    params = replace(PARAMS, truncation=truncation, keep=truncation, iterations=1000, tolerance=1e-6)
+    graph = reordered(small.alpha_s, order_along(small.alpha_s, group_size(params)))
+    chosen = samples(graph, truncation, 40, params)
+    pairs = [pair for sample in chosen for pair in sample.of_nodes()]
+    assert len(pairs) == 40
+    theirs = references.paper_columns(
+        references.laplacian(graph), [support for _, support in pairs], params.iterations, params.tolerance
+    )
+    ours = offline_bars.dense(offline_bars.solved(graph, chosen, truncation, params), N)
+    dense = reference.dense(graph)
+    for (node, support), their_column, our_column in zip(pairs, theirs, ours, strict=True):
         assert support[0] == node
-        np.testing.assert_allclose(column, reference.column(dense, support, node)[support], atol=1e-5)
+        assert len(set(support.tolist())) == len(support) <= truncation
+        np.testing.assert_allclose(their_column, reference.column(dense, support, node)[support], atol=1e-5)
+        np.testing.assert_allclose(our_column[support], their_column, atol=1e-5)
+        assert not np.delete(our_column, support).any()
 
 
 def test_the_plain_walk_is_the_one_of_the_design(small):

@@ -143,15 +143,18 @@ def test_any_bytes_are_combined_and_compared_as_the_slow_twin_says(codes, stops,
     weights, nobody = np.ones(n + 1), np.empty(0, np.uint32)
     ids, scores, counts = np.zeros((2, 500), np.int64), np.zeros((2, 500), np.float32), np.zeros(2, np.int64)
     combine_columns(query_ptr, seeds, weights, *coded, nobody, targets, ids, scores, counts)
-    candidates = np.tile(np.arange(n), (2, 1))
-    cosines = np.zeros((2, n), np.float32)
-    refine_candidates(
-        query_ptr, seeds, weights, *coded, *coded, candidates, np.full(2, n), targets, 20, 0, cosines
-    )  # fmt: skip
+    # Twice: damaged candidates spoil their query, so those that are sound are asked for alone.
+    sound = np.array([i for i, column in enumerate(twins) if column is not None], np.int64)
+    candidates, cosines, found = np.tile(np.arange(n), (2, 1)), np.zeros((2, n), np.float32), np.zeros(2, np.int64)
+    known, seeds_of = (query_ptr, seeds, weights, *coded, *coded), (targets, 20, 0)
+    refine_candidates(*known, np.full(2, n), *seeds_of, candidates, cosines, found)
+    assert (found[counts >= 0] == (n if len(sound) == n else -1)).all()
+    assert (found[counts < 0] == -1).all()
+    candidates, cosines = np.tile(sound, (2, 1)), np.zeros((2, len(sound)), np.float32)
+    refine_candidates(*known, np.full(2, len(sound)), *seeds_of, candidates, cosines, found)
     for q, columns in enumerate((twins, twins[:1])):
         if any(column is None or any(id >= targets for id, _ in column) for column in columns):
-            assert counts[q] == -1
-            assert np.isnan(cosines[q]).all()
+            assert counts[q] == found[q] == -1
             continue
         f = np.zeros(targets)
         for column in columns:
@@ -161,12 +164,13 @@ def test_any_bytes_are_combined_and_compared_as_the_slow_twin_says(codes, stops,
         assert counts[q] == len(expected)
         np.testing.assert_allclose(scores[q, : counts[q]], f[expected], rtol=1e-6)
         np.testing.assert_allclose(scores[q, : counts[q]], f[ids[q, : counts[q]]], rtol=1e-6)
-        for i, column in enumerate(twins):
-            if column is not None:
-                own = np.array([value for _, value in column[:20]])
-                product = sum(value * f[id] for id, value in column[:20] if id < targets)
-                length = np.linalg.norm(own) * np.linalg.norm(f)
-                assert cosines[q, i] == pytest.approx(product / length if length else 0.0, rel=1e-5)
+        assert sorted(candidates[q]) == sound.tolist()
+        assert (np.diff(cosines[q]) <= 0).all()
+        for i, cosine in zip(candidates[q].tolist(), cosines[q], strict=True):
+            own = np.array([value for _, value in twins[i][:20]])
+            product = sum(value * f[id] for id, value in twins[i][:20] if id < targets)
+            length = np.linalg.norm(own) * np.linalg.norm(f)
+            assert cosine == pytest.approx(product / length if length else 0.0, rel=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import reference
 from data import clusters, curves, duplicated, scattered, unit
-from suffuse.diffusion import WALK_STEPS, columns
-from suffuse.graph import affinity, transition
+from suffuse.diffusion import WALK_STEPS, columns, group_size
+from suffuse.graph import affinity, order_along, reordered, transition
 from suffuse.neighbors import nearest_to_rows
 from suffuse.params import Params
 
@@ -153,6 +153,55 @@ def test_blocks_do_not_change_the_columns(seed, kind, support, cuts):
     blocks = [solved(features, params, a, b) for a, b in itertools.pairwise([0, *sorted(cuts), N])]
     np.testing.assert_array_equal(np.diff(whole.indptr), np.concatenate([np.diff(block.indptr) for block in blocks]))
     same_bytes(whole[1:], [np.concatenate(parts) for parts in list(zip(*blocks, strict=True))[1:]])
+
+
+# --- columns that share a support
+
+SHARED = dataclasses.replace(PRECISE, truncation=400, keep=400, tolerance=1e-6)
+
+
+def solved_in_order(features, params, cuts=()):
+    """The columns by element, from a graph numbered along itself, block by block; and the order."""
+    alpha_s = alpha_s_of(features, params)
+    order = order_along(alpha_s, group_size(params))
+    ends = [0, *sorted(cuts), len(features)]
+    blocks = [
+        columns(reordered(alpha_s, order), a, b, params, features, order=order) for a, b in itertools.pairwise(ends)
+    ]
+    found = np.empty((len(features), len(features)))
+    found[order] = np.concatenate([dense_rows(block, len(features)) for block in blocks])
+    return found, order
+
+
+@pytest.mark.parametrize(("alpha", "tolerance"), [(0.99, 1e-6), (0.99, 1e-10), (0.999, 1e-6)])
+@pytest.mark.parametrize(("kind", "n"), [*((kind, N) for kind in sorted(kinds)), ("curves", 500)])
+def test_shared_supports_are_those_of_their_groups_and_columns_equal_a_dense_solution(kind, n, alpha, tolerance):
+    features = kinds[kind](np.random.default_rng(7), n, 10)
+    params = dataclasses.replace(SHARED, alpha=alpha, tolerance=tolerance)
+    found, order = solved_in_order(features, params)
+    alpha_s = reference.dense(alpha_s_of(features, params))[np.ix_(order, order)]
+    for first in range(0, n, 8 if n == N else 160):
+        members = np.arange(first, min(first + 8, n))
+        support = reference.walk_support(alpha_s, members, 400, WALK_STEPS)
+        for i in members:
+            expected = np.zeros(n)
+            expected[order] = reference.column(alpha_s, support, i)
+            np.testing.assert_allclose(found[order[i]], expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=10)
+@given(cuts=st.sets(st.integers(1, N // 8), max_size=6))
+def test_blocks_of_whole_groups_do_not_change_the_columns(cuts):
+    features = curves(np.random.default_rng(4), N, 10)
+    whole, _ = solved_in_order(features, SHARED)
+    found, _ = solved_in_order(features, SHARED, [8 * cut for cut in cuts])
+    np.testing.assert_array_equal(found, whole)
+
+
+def test_small_supports_are_not_shared():
+    assert group_size(Params(truncation=400)) == 8
+    assert group_size(Params(truncation=399, keep=399)) == 1
+    assert group_size(Params(support="features")) == 1
 
 
 def true_residual(found, alpha_s, support, i, n):

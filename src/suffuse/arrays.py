@@ -42,8 +42,8 @@ class Mapped(NamedTuple):
             self.map.madvise(mmap.MADV_RANDOM)
 
     def will_need(self, start: int, stop: int) -> None:
-        """Tell the kernel to fetch array[start:stop] in the background."""
-        if hasattr(mmap, "MADV_WILLNEED") and stop > start:
+        """Tell the kernel to fetch array[start:stop] in the background; nothing, if that lies outside."""
+        if hasattr(mmap, "MADV_WILLNEED") and 0 <= start < stop <= self.array.size:
             size = self.array.itemsize
             first = (self.offset + start * size) // mmap.PAGESIZE * mmap.PAGESIZE
             self.map.madvise(mmap.MADV_WILLNEED, first, self.offset + stop * size - first)

@@ -8,8 +8,8 @@ A working directory holds everything that tasks read and write:
     search/cells-*.npy    the cells of the features, where the graph is searched by them
     pairs/A-B.npy         keys of the nearest in shard B of the rows of shard A (see `shards`)
     neighbors/START.npz   ids and sims of a block of rows
-    graph/*.npy           alpha S, and summary.json
-    columns/START.npz     columns of a block of rows
+    graph/*.npy           alpha S, the order of its nodes, and summary.json
+    columns/START.npz     columns of a block of nodes, in that order
 
 Each file appears whole or not at all, so a file that exists is a task that is done.
 """
@@ -23,15 +23,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from suffuse import approximate
 from suffuse.arrays import map_array, write_array, write_blocks, write_bytes, write_json
 from suffuse.cells import Cells, by_row, make_cells, nearest_in_cells
 from suffuse.codes import Codes, decode, encode
-from suffuse.diffusion import Entries, columns, image_vectors, take
-from suffuse.graph import Graph, affinity, summarize, transition
+from suffuse.diffusion import Entries, columns, group_size, image_vectors, places_of, take
+from suffuse.graph import Graph, affinity, order_along, reordered, summarize, transition
 from suffuse.hnsw import HnswGraph, build_hnsw
+from suffuse.kernels.lanes import LANES
 from suffuse.neighbors import Features, Find, Neighbors, load_faiss, nearest_to_rows, one_thread
 from suffuse.params import GraphSearch, Params
 from suffuse.shards import between, merged, shard_starts, within
@@ -51,7 +52,7 @@ def block_starts(n: int) -> Sequence[int]:
 
 def block_rows(n: int) -> int:
     """Rows of a block: small enough to resume often and to keep all cores busy, large enough for BLAS."""
-    return min(max(n // 32, 128), 2048)
+    return min(max(n // 32, 128), 2048) // LANES * LANES  # whole groups of columns
 
 
 def block_path(work: Path, stage: str, start: int) -> Path:
@@ -172,7 +173,7 @@ def neighbors_task(work: str, start: int, stop: int) -> None:
 
 
 def graph_task(work: str, n: int) -> None:
-    """alpha S from all k-NN lists."""
+    """alpha S from all k-NN lists, its nodes numbered along the graph if walks are to follow it."""
     directory, params = Path(work), _params(Path(work))
 
     def joined(name: str) -> NDArray[Any]:
@@ -184,7 +185,11 @@ def graph_task(work: str, n: int) -> None:
         lists = by_row(_cells(directory), lists)
     s = transition(affinity(lists, params.gamma))
     alpha_s = s._replace(weights=params.alpha * s.weights)
-    for name, array in alpha_s._asdict().items():
+    order = np.arange(n, dtype=np.uint32)
+    if params.support == "graph":
+        order = order_along(alpha_s, group_size(params))
+        alpha_s = reordered(alpha_s, order)
+    for name, array in {**alpha_s._asdict(), "order": order}.items():
         write_array(directory / "graph" / f"{name}.npy", array)
     # Hubs are near to everything; mutual edges hide them, the lists show them. Each element lists itself, once.
     others = lists.ids[:, 1:][lists.ids[:, 1:] != lists.ids[:, :1]]
@@ -193,7 +198,7 @@ def graph_task(work: str, n: int) -> None:
 
 
 def columns_task(work: str, start: int, stop: int) -> None:
-    """Columns of the elements start..stop."""
+    """Columns of the nodes start..stop, in the order of the graph."""
     directory, params = Path(work), _params(Path(work))
     alpha_s = Graph(*(map_array(directory / "graph" / f"{name}.npy").array for name in Graph._fields))
     features = map_array(directory / "index" / "features.npy").array
@@ -201,29 +206,42 @@ def columns_task(work: str, start: int, stop: int) -> None:
     owners = map_array(owners_path).array if params.pool == "sum" and owners_path.exists() else None
     find = _find(directory, params.support_search, params) if params.support == "features" else nearest_to_rows
     with one_thread():
-        block = columns(alpha_s, start, stop, params, features, owners, find)
+        block = columns(alpha_s, start, stop, params, features, owners, find, _order(directory))
     stored = encode(block) if params.values == "uint8" else block
     _write_npz(block_path(directory, "columns", start), **stored._asdict())
 
 
+def _order(directory: Path) -> NDArray[np.uint32]:
+    return map_array(directory / "graph" / "order.npy").array
+
+
 def join_columns(work: Path, n: int) -> ColumnCounts:
-    """Write the columns of all blocks into the index, never all of them in memory."""
-    index, params = work / "index", _params(work)
+    """Write the columns of all blocks into the index, by element, never all of them in memory."""
+    index, params, order = work / "index", _params(work), _order(work)
 
     def parts(name: str) -> Iterator[NDArray[Any]]:
         return (np.load(block_path(work, "columns", start))[name] for start in block_starts(n))
 
-    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(block) for block in parts("indptr")]))])
-    size = (int(indptr[-1]),)
-    write_array(index / "indptr.npy", indptr)
+    def by_element(name: str, dtype: DTypeLike) -> None:
+        # First as the blocks have them, in a file that can be mapped; then element after element.
+        write_blocks(work / "columns" / f"{name}.npy", dtype, (int(found[-1]),), parts(name))
+        joined = map_array(work / "columns" / f"{name}.npy").array
+        ids = (place[start : start + block_rows(n)] for start in block_starts(n))
+        write_blocks(index / f"{name}.npy", dtype, joined.shape, (joined[places_of(found, of)[1]] for of in ids))
+        (work / "columns" / f"{name}.npy").unlink()
+
+    place = np.empty(n, np.int64)
+    place[order] = np.arange(n)
+    found = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(block) for block in parts("indptr")]))])
+    write_array(index / "indptr.npy", np.concatenate([[0], np.cumsum(np.diff(found)[place])]))
+    entries = int(found[-1])
     if params.values == "uint8":
         entries = sum(int(lengths.sum()) for lengths in parts("lengths"))
-        write_blocks(index / "codes.npy", np.uint8, size, parts("codes"))
-        write_blocks(index / "scales.npy", np.float32, (n,), parts("scales"))
+        by_element("codes", np.uint8)
+        write_array(index / "scales.npy", np.concatenate(list(parts("scales")))[place])
     else:
-        entries = size[0]
-        write_blocks(index / "rows.npy", np.int32, size, parts("rows"))
-        write_blocks(index / "values.npy", params.values, size, parts("values"))
+        by_element("rows", np.int32)
+        by_element("values", params.values)
     return ColumnCounts(entries, sum(int((residuals > params.tolerance).sum()) for residuals in parts("residuals")))
 
 

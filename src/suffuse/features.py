@@ -186,9 +186,11 @@ def check_seeds(ids: Any, sims: Any, elements: int) -> tuple[NDArray[np.int32], 
         raise InvalidInput(f"ids must be whole numbers, got {ids.dtype}")
     if sims.dtype.kind not in "iuf":
         raise InvalidInput(f"sims must be numbers, got {sims.dtype}")
-    if (ids >= elements).any():
+    if ids.max() >= elements:
         q, s = np.argwhere(ids >= elements)[0]
         raise InvalidInput(f"seed {s} of query {q} is element {ids[q, s]}, but there are {elements}, numbered from 0")
+    if ids.min() >= 0 and np.isfinite(sims).all():  # as it should be
+        return ids.astype(np.int32), sims.astype(np.float64)
     found = ids >= 0
     if (bad := found & ~np.isfinite(sims)).any():
         q, s = np.argwhere(bad)[0]

@@ -14,7 +14,7 @@ GIGABYTE = 1e9
 _PROGRAM = 250e6
 # Arrays of keys in a pair of shards: two lists of twice the length, and their sorted copies.
 _COPIES_OF_KEYS = 8
-# Bytes per node of what a thread walks and solves with (kernels.walk.new_scratch, and positions).
+# Bytes per node of what a thread walks and solves with (kernels.walk, and positions).
 _SCRATCH = 44
 # Bytes per possible edge: list entries, indices, affinities, transition, and the copy that counts components.
 _EDGE = 40

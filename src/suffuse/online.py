@@ -193,10 +193,13 @@ class Index:
         """The images that diffusion from y reaches, best first, and how many of each row are set."""
         ids, scores, counts = self._combine(y, max(top, refine))
         if refine:
-            self._refine(y, Hits(ids[:, :refine], scores[:, :refine]), np.minimum(counts, refine))
+            first = scores[:, refine : refine + 1].copy()
+            self._refine(y, Hits(ids, scores), np.minimum(counts, refine))
             # Hits behind the candidates keep their order, on a scale that continues below them.
-            lowest, first = scores[:, refine - 1 : refine], scores[:, refine : refine + 1]
+            lowest = scores[:, refine - 1 : refine]
             scores[:, refine:] *= np.divide(lowest, first, out=np.zeros_like(first), where=first > 0)
+        if ids.shape[1] == top:
+            return Hits(ids, scores), counts
         hits = Hits(np.ascontiguousarray(ids[:, :top]), np.ascontiguousarray(scores[:, :top]))
         return hits, np.minimum(counts, top)
 
@@ -249,10 +252,9 @@ class Index:
         Ids are images; elements if `by_element`, where the columns are not pooled.
         """
         stored = self._stored
-        starts, stops = _check_columns(stored.indptr, np.unique(y.ids), len(self._columns[1]))
         # Scales are small enough to come by themselves.
         mapped = stored.columns[:1] if is_coded(stored) else stored.columns
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        for start, stop in zip(stored.indptr[y.ids].tolist(), stored.indptr[y.ids + 1].tolist(), strict=True):
             for array in mapped:
                 array.will_need(start, stop)
         m = len(y.query_ptr) - 1
@@ -263,10 +265,9 @@ class Index:
             self._owners[:0] if by_element else self._owners, len(self.features) if by_element else len(self),
             ids, scores, counts,
         )  # fmt: skip
-        if (counts < 0).any():
-            raise IndexBroken(
-                f"{'codes' if is_coded(stored) else 'rows'}.npy or owners.npy holds ids that do not exist;"
-                " run suffuse verify, then copy the index again"
+        if (least := counts.min()) < 0:
+            raise _broken(
+                least, f"{'codes' if is_coded(stored) else 'rows'}.npy or owners.npy holds ids that do not exist"
             )
         return ids, scores, counts
 
@@ -276,22 +277,14 @@ class Index:
         own, depth = self._columns, REFINE_DEPTH
         if stored.images is not None:
             own, depth = tuple(map(_kernel_view, stored.images)), len(self)
-        _check_columns(own[0], hits.ids.ravel(), len(own[1]))
-        candidates, cosines = np.ascontiguousarray(hits.ids), np.zeros(hits.ids.shape, np.float32)
+        sound = np.empty_like(counts)
         # Where there is a second look, columns hold images.
         refine_candidates(
             y.query_ptr, y.ids.view(np.uint32), y.weights, *self._columns, *own,
-            candidates, counts, len(self), depth, stored.images is not None, cosines,
+            counts, len(self), depth, stored.images is not None, *hits, sound,
         )  # fmt: skip
-        if np.isnan(cosines).any():
-            raise IndexBroken("the columns of candidates are damaged; run suffuse verify, then copy the index again")
-        # Cosine and id as one number, as in kernels.select: one sort, larger cosines first, ties to the smaller id.
-        low = np.uint64(0xFFFFFFFF)
-        keys = (cosines.view(np.uint32).astype(np.uint64) << np.uint64(32)) | (low - candidates.astype(np.uint64))
-        keys[np.arange(candidates.shape[1]) >= counts[:, None]] = 0  # unused places stay behind all others
-        keys = np.sort(keys, axis=1)[:, ::-1]
-        hits.ids[:] = np.where(keys == 0, 0, low - (keys & low))
-        hits.scores[:] = (keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
+        if (least := sound.min()) < 0:
+            raise _broken(least, "the columns of candidates are damaged")
 
     def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
         """The ranking by cosine, without diffusion."""
@@ -343,14 +336,10 @@ def _kernel_view(array: NDArray[Any]) -> NDArray[Any]:
     return array.view(views.get(array.dtype.name, array.dtype))
 
 
-def _check_columns(
-    indptr: NDArray[np.int64], ids: NDArray[np.integer], entries: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the columns of these elements start and stop; kernels trust what passed here."""
-    starts, stops = indptr[ids], indptr[ids + 1]
-    if (starts < 0).any() or (stops < starts).any() or (stops > entries).any():
-        raise IndexBroken("indptr.npy points outside the columns; run suffuse verify, then copy the index again")
-    return starts, stops
+def _broken(count: int, damage: str) -> IndexBroken:
+    """What a kernel found that returned a negative count instead of entries."""
+    found = damage if count == -1 else "indptr.npy points outside the columns"
+    return IndexBroken(f"{found}; run suffuse verify, then copy the index again")
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -28,8 +28,8 @@ LONGEST = 5
 
 # No id: ids are below it, so that it can stand for a free place.
 EMPTY = np.uint32(0xFFFFFFFF)
-# Instead of a number of entries: the column is damaged.
-BROKEN = np.uint64(0xFFFFFFFFFFFFFFFF)
+# Instead of a number of entries, -1 and -2 if they had a sign: the column is damaged; it lies outside of the file.
+BROKEN, OUTSIDE = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0xFFFFFFFFFFFFFFFE)
 
 _LEVELS = 256
 # Every level that a byte can spell, so that a damaged column cannot reach outside.

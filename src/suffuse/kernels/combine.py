@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from suffuse.kernels.codes import BROKEN
+from suffuse.kernels.codes import OUTSIDE
 from suffuse.kernels.jit import compiled, f4, f8, i8, readonly, u1, u2, u4, u8, void, writable
 from suffuse.kernels.select import key_of, write_largest
 from suffuse.kernels.table import add_columns, clear, new_table
@@ -23,7 +23,7 @@ def combine_columns(query_ptr, seeds, weights, indptr, entries, values, owners, 
     Query q has the seeds query_ptr[q]:query_ptr[q + 1]. The columns are indptr, rows and values, or indptr, codes and
     scales (`table`). `owners` maps elements to images, whose scores are summed; empty where elements are images.
     `targets` is the number of images. out[q] = number of entries written to ids[q] and scores[q]; -1 if a column is
-    damaged, or columns or owners hold an id that does not exist.
+    damaged, or columns or owners hold an id that does not exist; -2 if indptr points outside of the columns.
     The sum lives in a hash table, so that memory follows the seeds' columns and not the database.
     """
     table = new_table(query_ptr, seeds, (indptr, entries, values), targets)
@@ -32,8 +32,8 @@ def combine_columns(query_ptr, seeds, weights, indptr, entries, values, owners, 
     for q in range(u8(query_ptr.shape[0] - 1)):
         first, last = u8(query_ptr[q]), u8(query_ptr[q + u8(1)])
         count = add_columns(first, last, seeds, weights, (indptr, entries, values), owners, targets, table)
-        if count == BROKEN:
-            out[q] = i8(-1)
+        if count >= OUTSIDE:
+            out[q] = i8(count)
             continue
         positive = u8(0)
         for place in range(count):

@@ -36,9 +36,10 @@ def compiled(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., A
     """Compile for exactly these signatures; take the machine code from the cache where it is there."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        # numba knows one cache directory for everybody; ours must not become the one of the user's own kernels.
-        theirs = _settings.CACHE_DIR
+        # numba knows one setting for everybody; ours must not become those of the user's own kernels.
+        theirs, lanes = _settings.CACHE_DIR, _settings.SLP_VECTORIZE
         _settings.CACHE_DIR = theirs or str(_cache_directory())
+        _settings.SLP_VECTORIZE = 1  # what makes one instruction of eight equal ones (see `in_lanes`)
         try:
             return _njit(function, signatures, cache=True)
         except RuntimeError as error:
@@ -47,7 +48,7 @@ def compiled(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., A
             # Nothing on this machine is writable: compile anew in each process rather than not at all.
             return _njit(function, signatures, cache=False)
         finally:
-            _settings.CACHE_DIR = theirs
+            _settings.CACHE_DIR, _settings.SLP_VECTORIZE = theirs, lanes
 
     return decorate
 
@@ -62,6 +63,10 @@ def _njit(function: Callable[..., Any], signatures: tuple[Any, ...], *, cache: b
 
 # A helper is compiled into the kernels that call it.
 helper = numba.njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+
+# The same for one that does equal things in several lanes: sums keep their order, or the compiler would turn them round
+# and add up within a lane, for which it has to gather.
+in_lanes = numba.njit(error_model="numpy", fastmath={"contract", "nsz"})
 
 
 def _cache_directory() -> Path:

@@ -1,10 +1,11 @@
 """Columns of the inverse of L_alpha on their supports, by conjugate gradient."""
 
 import numpy as np
+from numba import types
 
 from suffuse.kernels.jit import compiled, f4, f8, helper, i8, readonly, u4, u8, void, writable
+from suffuse.kernels.lanes import conjugate_gradients, new_scalars, new_vectors
 from suffuse.kernels.select import key_of, write_largest
-from suffuse.kernels.walk import new_scratch, walk_support
 
 _OUTSIDE = np.uint32(0xFFFFFFFF)
 
@@ -92,39 +93,45 @@ _GRAPH = (readonly(u8), readonly(u4), readonly(f8))
 _COLUMNS = (writable(u4, 2), writable(f4, 2), writable(i8), writable(f8))
 
 
-@compiled(void(i8, i8, *_GRAPH, i8, i8, i8, f8, f4, *_COLUMNS))
-def solve_on_walks(
-    start, stop, indptr, indices, weights, truncation, steps, iterations, tolerance, floor, rows, values, lengths, out
-):
-    """Columns start..stop on the supports of their walks; `weights` is alpha S; out = residual of each column."""
-    nodes = indptr.shape[0] - 1
-    truncation = min(truncation, nodes)
-    scratch = new_scratch(nodes, truncation)
-    keys = scratch[-2]
-    position = np.full(nodes, _OUTSIDE, np.uint32)
-    support = np.empty(truncation, np.uint32)
-    block, vectors = _new_block(indptr, truncation), _new_vectors(truncation)
-    for node in range(u8(start), u8(stop)):
-        column = node - u8(start)
-        size = walk_support(node, indptr, indices, weights, u8(truncation), steps, scratch, support)
-        one = u8(0)
-        while support[one] != u4(node):
-            one += u8(1)
-        _slice_block(support, size, indptr, indices, weights, position, block)
-        out[column] = _conjugate_gradient(block, size, one, iterations, tolerance, vectors)
-        lengths[column] = _store_largest(vectors[0], support, size, floor, keys, rows[column], values[column])
+@compiled(void(i8, i8, i8, types.boolean, readonly(u4, 2), readonly(i8), readonly(u4), *_GRAPH, i8, f8, f4, *_COLUMNS))
+def solve_on_supports(
+    start, stop, group, single, supports, sizes, names, indptr, indices, weights, iterations, tolerance, floor,
+    rows, values, lengths, out,
+):  # fmt: skip
+    """Columns of the nodes start..stop on given supports; out = residual of each column.
 
-
-@compiled(void(readonly(u4, 2), *_GRAPH, i8, f8, f4, *_COLUMNS))
-def solve_on_supports(supports, indptr, indices, weights, iterations, tolerance, floor, rows, values, lengths, out):
-    """Columns on given supports, whose first element is the column's own; out = residual of each column."""
-    truncation = supports.shape[1]
-    keys = np.empty(truncation, np.uint64)
+    supports  a row for each `group` of nodes, which all of them are in; its first sizes[row] entries count
+    single    solve the columns of a group at once, in single precision; else one after the other, in double
+    names     what `rows` calls the nodes
+    weights   alpha S
+    """
+    widest = supports.shape[1]
+    keys, named, ones = np.empty(widest, np.uint64), np.empty(widest, np.uint32), np.empty(group, np.uint64)
     position = np.full(indptr.shape[0] - 1, _OUTSIDE, np.uint32)
-    block, vectors = _new_block(indptr, truncation), _new_vectors(truncation)
-    size = u8(truncation)
-    for column in range(u8(supports.shape[0])):
-        support = supports[column]
+    block, vectors = _new_block(indptr, widest), _new_vectors(widest)
+    narrow = (block[0], block[1], np.empty(block[2].shape[0] if single else 0, np.float32))
+    lanes, scalars = new_vectors(widest if single else 0), new_scalars()
+    first, last, row = u8(start), u8(start), u8(0)
+    while last < u8(stop):
+        first, last = last, min(last + u8(group), u8(stop))
+        support, size = supports[row], u8(sizes[row])
+        row += u8(1)
         _slice_block(support, size, indptr, indices, weights, position, block)
-        out[column] = _conjugate_gradient(block, size, u8(0), iterations, tolerance, vectors)
-        lengths[column] = _store_largest(vectors[0], support, size, floor, keys, rows[column], values[column])
+        for local in range(size):
+            node = u8(support[local])
+            named[local] = names[node]
+            if first <= node < last:
+                ones[node - first] = local
+        if single:
+            for place in range(block[0][size]):
+                narrow[2][place] = f4(block[2][place])
+            conjugate_gradients(narrow, size, ones, last - first, iterations, tolerance, lanes, scalars)
+        for member in range(last - first):
+            column = first + member - u8(start)
+            if single:
+                for local in range(size):
+                    vectors[0][local] = f8(lanes[0][local, member])
+                out[column] = f8(scalars[-1][0, member]) ** 0.5
+            else:
+                out[column] = _conjugate_gradient(block, size, ones[member], iterations, tolerance, vectors)
+            lengths[column] = _store_largest(vectors[0], named, size, floor, keys, rows[column], values[column])

@@ -7,8 +7,8 @@ first; coded ones are indptr, codes (uint8) and scales (see `codes`). Which it i
 import numpy as np
 from numba.extending import overload
 
-from suffuse.kernels.codes import BROKEN, EMPTY, most_entries, read_column
-from suffuse.kernels.jit import f8, helper, u1, u2, u4, u8
+from suffuse.kernels.codes import BROKEN, EMPTY, OUTSIDE, most_entries, read_column
+from suffuse.kernels.jit import f8, helper, i8, u1, u2, u4, u8
 
 
 def number(stored):
@@ -23,12 +23,19 @@ def _number_compiled(stored):
     return lambda stored: f8(stored)
 
 
+@helper
+def lies_inside(indptr, entries, column):
+    """Whether a column is where there are entries: files may be damaged, and nothing else checks this."""
+    start, stop = indptr[column], indptr[column + u8(1)]
+    return i8(0) <= start <= stop <= i8(entries.shape[0])
+
+
 def room(indptr, entries, column):
-    """No fewer than the entries of a column."""
+    """No fewer than the entries of a column that lies inside."""
 
 
 def read(indptr, entries, values, column, ids, numbers):
-    """Write a column's entries to ids and numbers, and return how many, or BROKEN."""
+    """Write the entries of a column that lies inside to ids and numbers, and return how many, or BROKEN."""
 
 
 @helper
@@ -75,7 +82,8 @@ def new_table(query_ptr, seeds, columns, targets):
     for q in range(u8(query_ptr.shape[0] - 1)):
         entries = u8(0)
         for s in range(u8(query_ptr[q]), u8(query_ptr[q + u8(1)])):
-            length = room(columns[0], columns[1], u8(seeds[s]))
+            inside = lies_inside(columns[0], columns[1], u8(seeds[s]))
+            length = room(columns[0], columns[1], u8(seeds[s])) if inside else u8(0)
             entries, longest = entries + length, max(longest, length)
         largest = max(largest, min(entries, u8(targets)))
     capacity = u8(16)
@@ -100,9 +108,9 @@ def slot_of(id, slots, mask):
 
 @helper
 def add_columns(first, last, seeds, weights, columns, owners, targets, table):
-    """Add weight * column of seeds[first:last] to an empty table; returns how many slots it uses, or BROKEN.
+    """Add weight * column of seeds[first:last] to an empty table; returns how many slots it uses, or what is wrong.
 
-    A table in which a column was found broken is empty again.
+    That is BROKEN, or OUTSIDE for a column that does not lie inside; the table is then empty again.
     """
     slots, sums, used, ids, numbers = table
     mask = u8(slots.shape[0] - 1)
@@ -111,6 +119,9 @@ def add_columns(first, last, seeds, weights, columns, owners, targets, table):
     limit = u4(owners.shape[0]) if pooled else u4(targets)
     count, sound = u8(0), True
     for s in range(first, last):
+        if not lies_inside(columns[0], columns[1], u8(seeds[s])):
+            clear(table, count)
+            return OUTSIDE
         weight = weights[s]
         length = read(*columns, u8(seeds[s]), ids, numbers)
         sound = length != BROKEN

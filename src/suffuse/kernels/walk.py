@@ -10,15 +10,18 @@ _BINS, _SHIFT = 4096, 19
 
 
 @helper
-def walk_support(node, indptr, indices, steps_weights, truncation, steps, scratch, support):
+def _walk_support(first, last, indptr, indices, steps_weights, truncation, steps, scratch, support):
     """The `truncation` nodes with the most mass after `steps` steps of v <- alpha S v; returns how many there are.
 
+    The walk begins at the nodes first..last with equal mass: a group that shares its support, or one node.
     The mass of all steps is added up, and each step goes on from its `truncation` largest entries only.
     `steps_weights` is alpha S; `support` receives the nodes; `scratch` is left clean for the next node.
     """
     mass, spread, frontier, values, touched, reached, keys, bins = scratch
-    frontier[0], values[0], size = u4(node), f8(1.0), u8(1)
-    touched[0], mass[node], visited = u4(node), f8(1.0), u8(1)
+    size, visited = last - first, last - first
+    for f in range(size):
+        frontier[f], values[f] = u4(first + f), f8(1.0)
+        touched[f], mass[first + f] = u4(first + f), f8(1.0)
     for _ in range(steps):
         count = u8(0)
         for f in range(size):
@@ -40,7 +43,8 @@ def walk_support(node, indptr, indices, steps_weights, truncation, steps, scratc
             mass[other] = before + values[f]
         for r in range(count):
             spread[u8(reached[r])] = f8(0.0)
-    mass[node] = np.inf  # the node itself is always in its support
+    for node in range(first, last):
+        mass[node] = np.inf  # a node is always in its support
     size = _largest(mass, touched, visited, truncation, keys, bins, support)
     for t in range(visited):
         mass[u8(touched[t])] = f8(0.0)
@@ -84,8 +88,8 @@ def _bin(value):
 
 
 @helper
-def new_scratch(nodes, truncation):
-    """What `walk_support` works with."""
+def _new_scratch(nodes, truncation):
+    """What `_walk_support` works with."""
     return (
         np.zeros(nodes, np.float64),
         np.zeros(nodes, np.float64),
@@ -98,11 +102,18 @@ def new_scratch(nodes, truncation):
     )
 
 
-@compiled(void(i8, i8, readonly(u8), readonly(u4), readonly(f8), i8, writable(u4, 2), writable(i8)))
-def walk_supports(start, stop, indptr, indices, weights, steps, supports, out):
-    """The supports of the nodes start..stop, as many nodes as a row of `supports` has; out = how many there are."""
-    nodes, truncation = indptr.shape[0] - 1, supports.shape[1]
-    scratch = new_scratch(nodes, truncation)
-    for node in range(u8(start), u8(stop)):
-        place = node - u8(start)
-        out[place] = i8(walk_support(node, indptr, indices, weights, u8(truncation), steps, scratch, supports[place]))
+@compiled(void(i8, i8, i8, readonly(u8), readonly(u4), readonly(f8), i8, writable(u4, 2), writable(i8)))
+def walk_supports(start, stop, group, indptr, indices, weights, steps, supports, out):
+    """The supports of the nodes start..stop, one for each `group` of them in a row; out = how many nodes there are.
+
+    A row of `supports` has room for as many nodes as a support has at most.
+    """
+    nodes, truncation = indptr.shape[0] - 1, u8(supports.shape[1])
+    scratch = _new_scratch(nodes, truncation)
+    first, place = u8(start), u8(0)
+    while first < u8(stop):
+        last = min(first + u8(group), u8(stop))
+        out[place] = i8(
+            _walk_support(first, last, indptr, indices, weights, truncation, steps, scratch, supports[place])
+        )
+        first, place = last, place + u8(1)

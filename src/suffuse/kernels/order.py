@@ -1,0 +1,111 @@
+"""Number nodes along the graph: in groups of near nodes that are solved together, near groups near each other."""
+
+import numpy as np
+
+from suffuse.kernels.jit import compiled, f8, helper, i8, readonly, u4, u8, void, writable
+from suffuse.kernels.select import id_of, key_of, largest_first
+
+_NONE = np.uint32(0xFFFFFFFF)
+
+
+@helper
+def _near(node, indptr, indices, weights, group, mass, reached, keys):
+    """Keys of the nodes without a group that two steps from `node` reach, by their mass; returns how many."""
+    count = u8(0)
+    for place in range(indptr[node], indptr[node + u8(1)]):
+        other, weight = u8(indices[place]), weights[place]
+        reached[count] = u4(other)
+        count += u8(mass[other] == f8(0.0))
+        mass[other] += weight
+        for further in range(indptr[other], indptr[other + u8(1)]):
+            end = u8(indices[further])
+            reached[count] = u4(end)
+            count += u8(mass[end] == f8(0.0))
+            mass[end] += weight * weights[further]
+    free = u8(0)
+    for r in range(count):
+        other = u8(reached[r])
+        if group[other] == _NONE and other != node:
+            keys[free] = key_of(mass[other], other)
+            free += u8(1)
+        mass[other] = f8(0.0)
+    return free
+
+
+@helper
+def _make_groups(starts, size, indptr, indices, weights, group, members):
+    """Fill members[g * size:(g + 1) * size] with groups of near nodes, from `starts` on; returns how many groups."""
+    nodes = u8(indptr.shape[0] - 1)
+    mass, reached, keys = np.zeros(nodes), np.empty(nodes + u8(1), np.uint32), np.empty(nodes, np.uint64)
+    groups = u8(0)
+    for start in starts:
+        node = u8(start)
+        if group[node] != _NONE:
+            continue
+        free = _near(node, indptr, indices, weights, group, mass, reached, keys)
+        if free + u8(1) < size:
+            continue  # not enough are left around it: one of the rest
+        largest_first(keys, free, size - u8(1))
+        first = groups * size
+        members[first], group[node] = u4(node), u4(groups)
+        for k in range(size - u8(1)):
+            members[first + u8(1) + k] = id_of(keys[k])
+            group[u8(id_of(keys[k]))] = u4(groups)
+        groups += u8(1)
+    return groups
+
+
+@compiled(void(readonly(u4), i8, readonly(u8), readonly(u4), readonly(f8), writable(u4)))
+def number_along(starts, size, indptr, indices, weights, out):
+    """out = all nodes, so that each `size` of them, one after the other, are near to each other on the graph.
+
+    Groups are made around `starts`, all nodes in the order of their turn; then groups and what is left, which comes
+    last, are listed in the order in which a breadth-first search meets them. `weights` is alpha S.
+    """
+    nodes, size = u8(indptr.shape[0] - 1), u8(size)
+    group, members = np.full(nodes, _NONE, np.uint32), np.empty(nodes, np.uint32)
+    groups = _make_groups(starts, size, indptr, indices, weights, group, members)
+    listed = np.zeros(groups, np.bool_)
+    queue, met, rest = np.empty(nodes, np.uint32), np.zeros(nodes, np.bool_), np.empty(nodes, np.uint32)
+    head, tail, filled, left = u8(0), u8(0), u8(0), u8(0)
+    for start in starts:
+        if not met[u8(start)]:
+            met[u8(start)], queue[tail] = True, start
+            tail += u8(1)
+        while head < tail:
+            node = u8(queue[head])
+            head += u8(1)
+            if group[node] == _NONE:
+                rest[left] = u4(node)
+                left += u8(1)
+            elif not listed[u8(group[node])]:
+                listed[u8(group[node])] = True
+                for m in range(u8(group[node]) * size, (u8(group[node]) + u8(1)) * size):
+                    out[filled] = members[m]
+                    filled += u8(1)
+            for place in range(indptr[node], indptr[node + u8(1)]):
+                other = u8(indices[place])
+                if not met[other]:
+                    met[other], queue[tail] = True, u4(other)
+                    tail += u8(1)
+    for r in range(left):
+        out[filled + r] = rest[r]
+
+
+@compiled(void(readonly(u4), readonly(u8), readonly(u4), readonly(f8), readonly(u8), writable(u4), writable(f8)))
+def renumber(order, indptr, indices, weights, new_indptr, new_indices, out):
+    """The symmetric matrix whose row r is row order[r] of the old one; rows are sorted again.
+
+    Row by row, each entry (r, c) is written as (c, r): so every row is filled from its smallest column on.
+    """
+    nodes = u8(order.shape[0])
+    new_number, filled = np.empty(nodes, np.uint32), np.empty(nodes, np.uint64)
+    for row in range(nodes):
+        new_number[u8(order[row])] = u4(row)
+        filled[row] = new_indptr[row]
+    for row in range(nodes):
+        node = u8(order[row])
+        for place in range(indptr[node], indptr[node + u8(1)]):
+            other = u8(new_number[u8(indices[place])])
+            new_indices[filled[other]], out[filled[other]] = u4(row), weights[place]
+            filled[other] += u8(1)
