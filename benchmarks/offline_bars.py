@@ -18,7 +18,7 @@ from suffuse.kernels.walk import walk_supports
 from suffuse.params import Params
 
 # L, and how many columns are solved at each; scipy takes about 2 and 20 ms for one.
-SAMPLES = {1000: 200, 5000: 40}
+SAMPLES = {1000: 200, 5000: 80}
 # The work of the solve bars is fixed here, as the paper has it: a default that asks for less must not look like speed.
 TOLERANCE, ITERATIONS = 1e-6, 100
 _REPETITIONS = 5

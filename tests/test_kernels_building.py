@@ -9,22 +9,46 @@ import reference
 from data import clusters, duplicated, lattice, network, scattered, seeds_of_rng
 from suffuse.graph import Graph, order_along, reordered
 from suffuse.kernels.mutual import count_edges, fill_affinity, normalize_affinity
-from suffuse.kernels.similarity import dot_pairs
+from suffuse.kernels.similarity import rank_pairs, scan
 from suffuse.kernels.solve import solve_on_supports
 from suffuse.kernels.walk import walk_supports
 
 # --- similarity
 
 
-@settings(deadline=None, max_examples=30)
-@given(seed=seeds_of_rng, d=st.integers(4, 40))
-def test_products_of_pairs_equal_the_sum_of_products(seed, d):
+@settings(deadline=None, max_examples=40)
+@given(seed=seeds_of_rng, n=st.integers(1, 30), d=st.integers(4, 40))
+def test_a_scan_is_the_product_with_every_row(seed, n, d):
     rng = np.random.default_rng(seed)
-    queries, features = lattice(rng, 7, d), lattice(rng, 11, d)
-    ids = rng.integers(11, size=(7, 5)).astype(np.uint32)
-    out = np.empty((7, 5), np.float32)
-    dot_pairs(queries, features, ids, out)
-    np.testing.assert_array_equal(out, np.take_along_axis(reference.similarities(queries, features), ids, axis=1))
+    (query,), features = lattice(rng, 1, d), lattice(rng, n, d)
+    out = np.empty(n, np.float32)
+    scan(query, features, out)
+    np.testing.assert_array_equal(out, reference.similarities(query[None], features)[0])
+
+
+def ranked_pairs(queries, features, ids, k, own=()):
+    best, sims = np.empty((len(ids), k), np.int32), np.empty((len(ids), k), np.float32)
+    rank_pairs(queries, features, ids.astype(np.uint32), np.array(own, np.uint32), best, sims)
+    return best, sims
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=seeds_of_rng, d=st.integers(4, 40), k=st.integers(1, 6), with_own=st.booleans())
+def test_pairs_are_ranked_by_the_sum_of_products_and_then_by_id(seed, d, k, with_own):
+    rng = np.random.default_rng(seed)
+    features = lattice(rng, 11, d)
+    queries = features[:7] if with_own else lattice(rng, 7, d)
+    ids = np.stack([rng.permutation(11)[:6] for _ in range(7)])
+    if with_own:
+        ids[:, 3] = np.arange(7)
+        ids = np.stack([np.r_[np.unique(row), [own] * 6][:6] for own, row in enumerate(ids)])  # own may be repeated
+        ids[:, -1] = np.arange(7)
+    best, sims = ranked_pairs(queries, features, ids, k, range(7) if with_own else ())
+    products = reference.similarities(queries, features)
+    for q in range(7):
+        expected = sorted(ids[q].tolist(), key=lambda i, q=q: (not (with_own and i == q), -products[q, i], i))[:k]
+        assert best[q].tolist() == expected
+        np.testing.assert_array_equal(sims[q], products[q, expected])
 
 
 @pytest.mark.parametrize(
@@ -35,18 +59,27 @@ def test_products_of_pairs_equal_the_sum_of_products(seed, d):
     ],
 )
 def test_products_of_pairs_are_multiplied_and_summed_in_float64(query, feature, expected):
-    out = np.empty((1, 1), np.float32)
-    dot_pairs(np.array([query], np.float32), np.array([feature], np.float32), np.zeros((1, 1), np.uint32), out)
-    assert out[0, 0] == expected
+    pair = np.array([query], np.float32), np.array([feature], np.float32)
+    assert ranked_pairs(*pair, np.zeros((1, 1)), 1)[1] == expected
+
+
+def test_zeros_of_both_signs_are_a_tie():
+    features = np.array([[-0.0, 1], [0.0, 1], [-1, 1]], np.float32)
+    best, sims = ranked_pairs(np.array([[1.0, 0.0]], np.float32), features, np.array([[2, 1, 0]]), 3)
+    assert best.tolist() == [[0, 1, 2]]
+    assert sims.tolist() == [[0, 0, -1]]
 
 
 def test_a_product_is_the_same_to_the_bit_from_both_sides_and_in_every_batch():
     features = scattered(np.random.default_rng(0), 30, 37)
     everyone = np.tile(np.arange(30, dtype=np.uint32), (30, 1))
-    together, alone = np.empty((30, 30), np.float32), np.empty((30, 30), np.float32)
-    dot_pairs(features, features, everyone, together)
-    for i in range(30):
-        dot_pairs(features[i : i + 1], features, everyone[i : i + 1], alone[i : i + 1])
+
+    def by_id(queries):
+        best, sims = ranked_pairs(queries, features, everyone[: len(queries)], 30)
+        return np.take_along_axis(sims, np.argsort(best, axis=1), axis=1)
+
+    together = by_id(features)
+    alone = np.concatenate([by_id(features[i : i + 1]) for i in range(30)])
     np.testing.assert_array_equal(together, together.T)
     np.testing.assert_array_equal(together, alone)
 

@@ -98,14 +98,16 @@ def unit_rows(features: NDArray[Any], name: str, *, first: int = 0) -> NDArray[n
     `first` is the number of the first row, for the message.
     """
     rows = features.astype(np.float64)
-    if len(bad := np.flatnonzero(~np.isfinite(rows).all(axis=1))):
-        value = next(v for v in rows[bad[0]] if not np.isfinite(v))
-        raise InvalidInput(f"row {first + bad[0]} of {name} holds {value}; remove the row or extract it again")
     # Scaled by the largest value first, so that neither huge nor tiny values leave the range when squared.
     largest = np.abs(rows).max(axis=1, keepdims=True)
-    if len(bad := np.flatnonzero(largest[:, 0] == 0.0)):
+    if not np.isfinite(largest).all():
+        bad = int(np.argmin(np.isfinite(largest)))
+        value = next(v for v in rows[bad] if not np.isfinite(v))
+        raise InvalidInput(f"row {first + bad} of {name} holds {value}; remove the row or extract it again")
+    if not largest.all():
         raise InvalidInput(
-            f"row {first + bad[0]} of {name} is all zeros and has no direction; remove the row or extract it again"
+            f"row {first + int(np.argmin(largest))} of {name} is all zeros and has no direction; remove the row or"
+            " extract it again"
         )
     rows /= largest
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)

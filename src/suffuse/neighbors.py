@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from suffuse.errors import IndexBroken
 from suffuse.kernels.nearest import keep_largest_of_columns, keep_largest_of_rows
-from suffuse.kernels.similarity import dot_pairs
+from suffuse.kernels.similarity import rank_pairs, scan
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ Features = NDArray[np.float32]
 
 # Rows and columns of a product that is looked through at once: large enough for BLAS, small enough for the cache.
 TILE = 1024
-# Fewer queries than this are searched by faiss.
-_FEW = 4
+# Fewer queries than this are bound by memory, and no product is faster than a scan.
+_FEW = 6
 
 # OpenBLAS kernels without AVX2: what the faiss wheel falls back to on a CPU that it does not know.
 _SLOW_ARCHITECTURES = frozenset({"Prescott", "Core2", "Katmai", "Penryn", "Dunnington", "Nehalem", "Atom", "Generic"})
@@ -63,16 +63,17 @@ def proposals(k: int, n: int) -> int:
 def _nearest(queries: Features, features: Features, k: int, own_ids: NDArray[np.uint32] | None) -> Neighbors:
     queries, features = np.ascontiguousarray(queries), np.ascontiguousarray(features)
     count = proposals(k, len(features))
-    if len(queries) < _FEW:
-        # One row at a time is bound by memory, and faiss reads it best.
-        faiss = load_faiss()
-        coarse, found = faiss.knn(queries, features, count, metric=faiss.METRIC_INNER_PRODUCT)
-        return chosen(queries, features, coarse, found, k, own_ids)
     best = Lists(len(queries), count)
-    columns = max(TILE, TILE * TILE // len(queries))  # few queries: as large a product, of another shape
-    for i in range(0, len(queries), TILE):
-        for j in range(0, len(features), columns):
-            best.enter_rows(i, product(queries[i : i + TILE], features[j : j + columns]), j)
+    if len(queries) < _FEW:
+        sims = np.empty((len(queries), len(features)), np.float32)
+        for query, out in zip(queries, sims, strict=True):
+            scan(query, features, out)
+        best.enter_rows(0, sims, 0)
+    else:
+        columns = max(TILE, TILE * TILE // len(queries))  # few queries: as large a product, of another shape
+        for i in range(0, len(queries), TILE):
+            for j in range(0, len(features), columns):
+                best.enter_rows(i, product(queries[i : i + TILE], features[j : j + columns]), j)
     return chosen(queries, features, *unpacked(best.largest()), k, own_ids)
 
 
@@ -165,12 +166,11 @@ def chosen(
 def ranked(
     queries: Features, features: Features, ids: NDArray[np.uint32], k: int, own_ids: NDArray[np.uint32] | None
 ) -> Neighbors:
-    """The k best of the proposed ids, by similarity, then by id."""
-    sims = np.empty(ids.shape, np.float32)
-    dot_pairs(queries, features, ids, sims)
-    rank_by = sims if own_ids is None else np.where(ids == own_ids[:, None], np.float32(np.inf), sims)
-    order = np.lexsort((ids, -rank_by), axis=1)[:, :k]
-    return Neighbors(np.take_along_axis(ids, order, axis=1).astype(np.int32), np.take_along_axis(sims, order, axis=1))
+    """The k best of the proposed ids, by similarity, then by id; `own_ids` come first."""
+    own = np.empty(0, np.uint32) if own_ids is None else own_ids
+    best = Neighbors(np.empty((len(ids), k), np.int32), np.empty((len(ids), k), np.float32))
+    rank_pairs(queries, features, ids, own, *best)
+    return best
 
 
 @functools.cache

@@ -19,7 +19,7 @@ _settings: Any = numba.config
 
 f4, f8 = types.float32, types.float64
 u1, u2, u4, u8 = types.uint8, types.uint16, types.uint32, types.uint64
-i8, void = types.int64, types.void
+i4, i8, void = types.int32, types.int64, types.void
 
 
 def readonly(dtype: types.Type, ndim: int = 1) -> types.Array:

@@ -4,37 +4,19 @@ What is kept of a row is a list of keys, twice as long as wanted: a similarity a
 when the list is full its larger half stays and the floor rises. So most entries cost one comparison.
 """
 
-import numpy as np
+from suffuse.kernels.jit import compiled, f4, helper, i8, readonly, u8, void, writable
+from suffuse.kernels.select import largest_first, signed_key, signed_score
 
-from suffuse.kernels.jit import compiled, f4, helper, i8, readonly, u4, u8, void, writable
-from suffuse.kernels.select import largest_first
-
-_LOW = np.uint64(0xFFFFFFFF)
-_SIGN = np.uint32(0x80000000)
 # Entries that are compared at once, and counted in float32, which the compiler turns into vectors; a branch for each
 # entry would be ten times slower.
 _LANES = 64
 
 
 @helper
-def _key(sim, id):
-    """Orders by similarity, of whatever sign, and then by smaller id."""
-    bits = np.float32(sim).view(np.uint32)
-    ordered = ~bits if bits & _SIGN else bits | _SIGN
-    return (u8(ordered) << u8(32)) | (_LOW - u8(id))
-
-
-@helper
-def _sim(key):
-    ordered = u4(key >> u8(32))
-    return np.uint32(ordered ^ _SIGN if ordered & _SIGN else ~ordered).view(np.float32)
-
-
-@helper
 def _append(sim, id, keys, counts, floors, place):
     """Append an entry to the list at `place`; halve the list where it is full."""
     count = u8(counts[place])
-    keys[place, count] = _key(sim, id)
+    keys[place, count] = signed_key(sim, id)
     count += u8(1)
     if count == u8(keys.shape[1]):
         wanted = count // u8(2)
@@ -43,7 +25,7 @@ def _append(sim, id, keys, counts, floors, place):
         lowest = row[0]
         for k in range(u8(1), wanted):
             lowest = min(lowest, row[k])
-        floors[place] = _sim(lowest)
+        floors[place] = signed_score(lowest)
         count = wanted
     counts[place] = i8(count)
 

@@ -10,6 +10,7 @@ import numpy as np
 from suffuse.kernels.jit import helper, u4, u8
 
 _LOW = np.uint64(0xFFFFFFFF)
+_SIGN = np.uint32(0x80000000)
 
 
 @helper
@@ -28,6 +29,21 @@ def id_of(key):
 def score_of(key):
     """The score in a key."""
     return np.uint32(key >> u8(32)).view(np.float32)
+
+
+@helper
+def signed_key(score, id):
+    """The same for a score of any sign; -0 comes behind 0."""
+    bits = np.float32(score).view(np.uint32)
+    ordered = ~bits if bits & _SIGN else bits | _SIGN
+    return (u8(ordered) << u8(32)) | (_LOW - u8(id))
+
+
+@helper
+def signed_score(key):
+    """The score in a key of a score of any sign."""
+    ordered = u4(key >> u8(32))
+    return np.uint32(ordered ^ _SIGN if ordered & _SIGN else ~ordered).view(np.float32)
 
 
 @helper
