@@ -38,6 +38,7 @@ CHILD = """
 import json, os, signal, sys
 import numpy as np
 import suffuse
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell in the background switches off
 given = json.loads(sys.argv[1])
 features, path, params = np.load(given["features"]), given["path"], suffuse.Params(**given["params"])
 

@@ -158,7 +158,7 @@ def test_advice_to_the_kernel_is_taken_for_any_part_of_a_file(tmp_path):
     mapped = map_array(tmp_path / "a.npy")
     mapped.expect_random_access()
     for start, stop in [(0, 0), (0, 1), (7, 8), (5, 5), (99_999, 100_000), (0, 100_000)]:
-        mapped.will_need(start, stop)
+        mapped.will_need([(start, stop)])
     np.testing.assert_array_equal(mapped.array, np.arange(100_000))
 
 

@@ -41,12 +41,15 @@ class Mapped(NamedTuple):
         if hasattr(mmap, "MADV_RANDOM"):
             self.map.madvise(mmap.MADV_RANDOM)
 
-    def will_need(self, start: int, stop: int) -> None:
-        """Tell the kernel to fetch array[start:stop] in the background; nothing, if that lies outside."""
-        if hasattr(mmap, "MADV_WILLNEED") and 0 <= start < stop <= self.array.size:
-            size = self.array.itemsize
-            first = (self.offset + start * size) // mmap.PAGESIZE * mmap.PAGESIZE
-            self.map.madvise(mmap.MADV_WILLNEED, first, self.offset + stop * size - first)
+    def will_need(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Tell the kernel to fetch array[start:stop] of each in the background, unless that lies outside."""
+        if not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        advise, entries, size, page = self.map.madvise, self.array.size, self.array.itemsize, mmap.PAGESIZE
+        for start, stop in ranges:
+            if 0 <= start < stop <= entries:
+                first = (self.offset + start * size) // page * page
+                advise(mmap.MADV_WILLNEED, first, self.offset + stop * size - first)
 
 
 def write_bytes(path: Path, parts: Iterable[bytes | memoryview]) -> None:

@@ -169,7 +169,8 @@ class Index:
         weights = np.maximum(similar, 0) ** self.params.gamma
         y = Seeds(np.arange(len(seeds) + 1, dtype=np.int64) * seeds.shape[1], seeds.ravel(), weights.ravel())
         hits, counts = self._diffused(y, min(int(top), len(self)), refine)
-        hits.ids[np.arange(hits.ids.shape[1]) >= counts[:, None]] = -1
+        if (counts < hits.ids.shape[1]).any():
+            hits.ids[np.arange(hits.ids.shape[1]) >= counts[:, None]] = -1
         return hits
 
     def _check_refine(self, refine: int | None) -> int:
@@ -254,9 +255,9 @@ class Index:
         stored = self._stored
         # Scales are small enough to come by themselves.
         mapped = stored.columns[:1] if is_coded(stored) else stored.columns
-        for start, stop in zip(stored.indptr[y.ids].tolist(), stored.indptr[y.ids + 1].tolist(), strict=True):
-            for array in mapped:
-                array.will_need(start, stop)
+        ranges = list(zip(stored.indptr[y.ids].tolist(), stored.indptr[y.ids + 1].tolist(), strict=True))
+        for array in mapped:
+            array.will_need(ranges)
         m = len(y.query_ptr) - 1
         ids, scores = np.zeros((m, top), np.int64), np.zeros((m, top), np.float32)
         counts = np.empty(m, np.int64)
