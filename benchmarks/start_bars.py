@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import dataclasses
 import mmap
 import os
 import subprocess
@@ -69,11 +70,15 @@ def _quality(dataset: Dataset, params: Params) -> tuple[float, int]:
 
 def cold(bench: Bench) -> Iterator[Row]:
     """The first query of a new process when no page of the index is in memory, the JIT cache warm."""
-    path = bench.built()[0]
+    exact, linked = bench.built()[0], bench.built(dataclasses.replace(bench.params, seed_search="hnsw"))[0]
     seeds = bench.cache / "seeds.npz"
     np.savez(seeds, ids=bench.seeds.ids, sims=bench.seeds.sims)
-    cases = {"seeds known": str(seeds), "exact k-NN, which reads all features": "none"}
-    for words, known in cases.items():
+    cases = {
+        "seeds known": (exact, str(seeds)),
+        "HNSW seeds": (linked, "none"),
+        "exact k-NN, which reads all features": (exact, "none"),
+    }
+    for words, (path, known) in cases.items():
         worker.run("first", path, bench.queries_file, known)  # fills the JIT cache
         runs, resident = [], []
         for _ in range(_COLD_STARTS):
