@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-import dataclasses
 import mmap
 import os
 import subprocess
