@@ -65,12 +65,22 @@ def search(query, features, graph, ef):
     return found
 
 
-def proposed(queries, features, graph, ef, room):
+def proposed(queries, features, graph, ef, room, fetch=False):
     """What the kernel proposes for each query; None where the graph is broken."""
     ids, counts = np.zeros((len(queries), room), np.uint32), np.empty(len(queries), np.int64)
     arrays = [array.view(np.uint32) for array in graph[:-1]]
-    search_hnsw(queries, features, *arrays, int(graph.entry[0]), ef, ids, counts)
+    search_hnsw(queries, features, *arrays, int(graph.entry[0]), ef, fetch, ids, counts)
     return [None if count < 0 else row[:count] for row, count in zip(ids.tolist(), counts.tolist(), strict=True)]
+
+
+def test_what_is_asked_for_beforehand_changes_no_answer(tmp_path):
+    features = scattered(np.random.default_rng(5), 400, 16)
+    graph = build_hnsw(features)
+    np.save(tmp_path / "features.npy", features)
+    mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
+    queries = scattered(np.random.default_rng(6), 20, 16)
+    for array in (features, np.asarray(mapped)):
+        assert proposed(queries, array, graph, 40, 20, fetch=True) == proposed(queries, features, graph, 40, 20)
 
 
 def random_graph(rng, n, m):

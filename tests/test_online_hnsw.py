@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import suffuse
+import suffuse.online
 from data import curves, scattered
 from indexes import SHORT, same_hits
 from suffuse import Index
@@ -80,3 +81,16 @@ def test_a_larger_index_is_searched_wider():
 def test_ef_must_be_a_whole_number_from_one(linked, ef):
     with pytest.raises(InvalidParams, match="ef must be a whole number of at least 1"):
         Index.open(linked).search(scattered(np.random.default_rng(1), 1, 12), ef=ef)
+
+
+def test_rows_are_asked_for_beforehand_until_a_search_reads_nothing_from_disk(linked, monkeypatch):
+    asked, read = [], iter([0, 7, 7, 7, 7, 9])
+    monkeypatch.setattr(suffuse.online, "blocks_read", lambda: next(read))
+    find = suffuse.online.nearest_by_hnsw
+    monkeypatch.setattr(
+        suffuse.online, "nearest_by_hnsw", lambda *rest, fetch: asked.append(fetch) or find(*rest, fetch=fetch)
+    )
+    index, queries = Index.open(linked), scattered(np.random.default_rng(1), 3, 12)
+    for query in queries:
+        index.search(query[None])
+    assert asked == [True, True, False]

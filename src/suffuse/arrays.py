@@ -52,6 +52,15 @@ class Mapped(NamedTuple):
                 advise(mmap.MADV_WILLNEED, first, self.offset + stop * size - first)
 
 
+def blocks_read() -> int:
+    """Blocks that this thread has read from disk so far; always 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_inblock
+
+
 def write_bytes(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write beside, flush, rename: a crash leaves the old file or none, never half a one.
 

@@ -70,12 +70,15 @@ def build_hnsw(
     return _graph_of(index.hnsw, m, n, linked, copies)
 
 
-def nearest_by_hnsw(queries: Features, features: Features, graph: HnswGraph, k: int, ef: int) -> Neighbors:
+def nearest_by_hnsw(
+    queries: Features, features: Features, graph: HnswGraph, k: int, ef: int, *, fetch: bool = False
+) -> Neighbors:
     """About NN_k of each query: unit rows (m, d) against unit rows (n, d); k is cut to n.
 
     `ef` is the number of candidates that a search keeps, never less than k needs: the more, the more of the true
     neighbours it finds. Similarities are exact and sorted as in exact search. A query for which the graph gives fewer
     than k, because not every element can be reached, is searched exactly: slow, but never a list with holes.
+    `fetch` is for arrays that are mapped and still on disk: each step asks for all that it is going to read.
     """
     queries, features = np.ascontiguousarray(queries), np.ascontiguousarray(features)
     n = len(features)
@@ -84,7 +87,7 @@ def nearest_by_hnsw(queries: Features, features: Features, graph: HnswGraph, k: 
     arrays, entry = _checked(graph, n)
     # Zeros: an id that exists, in the places of lists that stay short.
     ids, counts = np.zeros((len(queries), proposed), np.uint32), np.empty(len(queries), np.int64)
-    search_hnsw(queries, features, *arrays, entry, min(max(ef, proposed), n), ids, counts)
+    search_hnsw(queries, features, *arrays, entry, min(max(ef, proposed), n), fetch, ids, counts)
     fewest = counts.min(initial=proposed)
     if fewest < 0:
         raise IndexBroken(

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from suffuse.arrays import blocks_read
 from suffuse.errors import IndexBroken, InvalidInput, InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_owners, check_seeds, unit_rows
 from suffuse.hnsw import nearest_by_hnsw, search_width
@@ -56,6 +57,8 @@ class Index:
         self._stored = stored
         # What kernels call columns: indptr, codes and scales, or indptr, rows and values.
         self._columns = (stored.indptr, *(_kernel_view(mapped.array) for mapped in stored.columns))
+        # Whether the last search by HNSW still had to read from disk, so that the next one should ask beforehand.
+        self._on_disk = True
         # What is summed at query time: the regions of images, unless the columns hold images already.
         owners = None if is_pooled(stored) else stored.owners
         self._owners = np.empty(0, np.uint32) if owners is None else owners.view(np.uint32)
@@ -215,7 +218,9 @@ class Index:
         if width is None or graph is None:
             found = nearest(rows, self.features, seeds)
         else:
-            found = nearest_by_hnsw(rows, self.features, graph, seeds, width)
+            before = blocks_read()
+            found = nearest_by_hnsw(rows, self.features, graph, seeds, width, fetch=self._on_disk)
+            self._on_disk &= blocks_read() != before
         weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
         return Seeds(query_ptr * seeds, found.ids.ravel(), weights.ravel())
 

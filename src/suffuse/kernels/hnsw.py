@@ -4,7 +4,10 @@ The graph comes from files that may be damaged, so every id and offset is compar
 and every loop is bounded: an element is expanded at most once, and a descent only ever climbs to a larger similarity.
 """
 
+import mmap
+
 import numpy as np
+from numba import types
 
 from suffuse.kernels.codes import EMPTY
 from suffuse.kernels.jit import compiled, f4, helper, i8, readonly, u4, u8, void, writable
@@ -13,6 +16,9 @@ from suffuse.kernels.table import slot_of
 _LARGEST_ID = np.uint64(0x7FFFFFFF)
 _ZERO = np.uint32(0x80000000)
 _NAN = np.uint32(0x7FC00000)
+
+# Whether the system can be asked to read parts of a file beforehand.
+CAN_FETCH = hasattr(mmap, "MADV_WILLNEED")
 
 # Slots of the visited set for each candidate that is kept: 16 elements are looked at for one that is kept.
 _SLOTS_PER_CANDIDATE = np.uint64(32)
@@ -35,13 +41,34 @@ def _element(candidate):
     return u4(_LARGEST_ID - ((candidate >> u8(1)) & _LARGEST_ID))
 
 
+if CAN_FETCH:
+    _madvise = types.ExternalFunction("madvise", types.int32(types.uintp, types.uintp, types.int32))
+
+    @helper
+    def _fetch(array, ids, count):
+        """Ask the system for array[id] of all these ids at once: from a disk, one after the other takes ages."""
+        size = u8(array.shape[1]) * u8(array.itemsize)
+        for c in range(count):
+            start = u8(array.ctypes.data) + u8(ids[c]) * size
+            page = start - start % u8(mmap.PAGESIZE)
+            _madvise(page, start + size - page, types.int32(mmap.MADV_WILLNEED))
+
+else:
+
+    @helper
+    def _fetch(array, ids, count):
+        """Nothing, where the system cannot be asked."""
+
+
 @helper
-def _dots(queries, q, features, ids, count, sims):
+def _dots(queries, q, features, ids, count, fetch, sims):
     """sims[c] = queries[q] . features[ids[c]] for c < count, in float32.
 
     Four rows at a time: they come from memory, and so the CPU waits for four at once instead of for one after another.
     """
     dimensions = u8(features.shape[1])
+    if fetch:
+        _fetch(features, ids, count)
     c = u8(0)
     while c + u8(4) <= count:
         i0, i1 = u8(ids[c]), u8(ids[c + u8(1)])
@@ -64,11 +91,11 @@ def _dots(queries, q, features, ids, count, sims):
 
 
 @helper
-def _descend(queries, q, features, upper_start, upper, entry, fresh, sims):
+def _descend(queries, q, features, upper_start, upper, entry, fetch, fresh, sims):
     """From the entry point to the nearest element that greedy steps reach on each upper level; EMPTY if broken."""
     n = u4(features.shape[0])
     fresh[0] = current = u4(entry)
-    _dots(queries, q, features, fresh, u8(1), sims)
+    _dots(queries, q, features, fresh, u8(1), fetch, sims)
     nearest = sims[0]
     if upper_start[u8(entry) + u8(1)] < upper_start[u8(entry)]:
         return EMPTY
@@ -83,7 +110,7 @@ def _descend(queries, q, features, upper_start, upper, entry, fresh, sims):
                 return EMPTY
             fresh[count] = upper[row, count]
             count += u8(1)
-        _dots(queries, q, features, fresh, count, sims)
+        _dots(queries, q, features, fresh, count, fetch, sims)
         moved = False
         for c in range(count):
             if sims[c] > nearest or (moved and sims[c] == nearest and fresh[c] < current):
@@ -151,14 +178,15 @@ def _write(pool, size, copies, n, ids, q):
 _GRAPH = (readonly(u4, 2), readonly(u4), readonly(u4, 2), readonly(u4, 2), i8)
 
 
-@compiled(void(readonly(f4, 2), readonly(f4, 2), *_GRAPH, i8, writable(u4, 2), writable(i8)))
-def search_hnsw(queries, features, links, upper_start, upper, copies, entry, ef, ids, out):
+@compiled(void(readonly(f4, 2), readonly(f4, 2), *_GRAPH, i8, types.boolean, writable(u4, 2), writable(i8)))
+def search_hnsw(queries, features, links, upper_start, upper, copies, entry, ef, fetch, ids, out):
     """Elements near each query, the nearest first by a float32 product, as many as found and as fit into ids[q].
 
     links[i] are the neighbours of element i on level 0; those on level l > 0 are upper[upper_start[i] + l - 1]. A list
     ends at EMPTY. copies[c] = (element, another with the same row, which has no neighbours), sorted. `entry` exists.
     Best-first search with `ef` candidates: the best one whose neighbours were not looked at is next, until there is
-    none. out[q] = number of ids written; -1 if the graph holds an id or an offset that does not exist.
+    none. out[q] = number of ids written; -1 if the graph holds an id or an offset that does not exist. With `fetch`,
+    what is read next is asked for beforehand: for files that are still on disk.
 
     Visited elements are kept in a hash table, so that a query costs what it visits and not what there is.
     """
@@ -171,12 +199,12 @@ def search_hnsw(queries, features, links, upper_start, upper, copies, entry, ef,
     slots = np.empty(capacity, np.uint32)
     for q in range(u8(queries.shape[0])):
         slots[:] = EMPTY
-        start = _descend(queries, q, features, upper_start, upper, entry, fresh, sims)
+        start = _descend(queries, q, features, upper_start, upper, entry, fetch, fresh, sims)
         if start == EMPTY:
             out[q] = i8(-1)
             continue
         fresh[0] = start
-        _dots(queries, q, features, fresh, u8(1), sims)
+        _dots(queries, q, features, fresh, u8(1), fetch, sims)
         pool[0] = _candidate(sims[0], start)
         slots[slot_of(start, slots, u8(slots.shape[0]) - u8(1))] = start
         size, visited, cursor, sound = u8(1), u8(1), u8(0), True
@@ -200,10 +228,12 @@ def search_hnsw(queries, features, links, upper_start, upper, copies, entry, ef,
                     fresh[count] = id
                     count += u8(1)
             visited += count
-            _dots(queries, q, features, fresh, count, sims)
+            _dots(queries, q, features, fresh, count, fetch, sims)
             for c in range(count):
                 candidate = _candidate(sims[c], fresh[c])
                 if size < room or candidate > pool[size - u8(1)]:
                     cursor = min(cursor, _insert(pool, size, candidate))
                     size = min(size + u8(1), room)
+                    if fetch:
+                        _fetch(links, fresh[c : c + u8(1)], u8(1))
         out[q] = _write(pool, size, copies, n, ids, q) if sound else i8(-1)
