@@ -32,7 +32,7 @@ DIMENSIONS = 512
 PARAMS = Params(k=50, support="graph", truncation=1000, keep=500)
 
 # Files of an index that are not its columns; all others are, whatever form they are stored in.
-_NOT_COLUMNS = ("features", "whitening", "item", "owners", "manifest", "hnsw", "seed")
+_NOT_COLUMNS = ("features", "whitening", "item", "owners", "manifest", "hnsw", "seed", "graph")
 
 
 class Subject(NamedTuple):

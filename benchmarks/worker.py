@@ -50,9 +50,9 @@ class StageClock:
 
 def build(features: str, index: str, params: str) -> dict[str, Any]:
     """Build from a file: seconds by stage, CPU seconds, the most memory, bytes by file."""
+    from suffuse.manifest import read_manifest
     from suffuse.offline import build as build_index
     from suffuse.params import Params
-    from suffuse.store import read_manifest
 
     idle = peak_memory()  # what the interpreter and the libraries take by themselves
     clock, cpu, wall = StageClock(), time.process_time(), time.perf_counter()

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from suffuse.arrays import write_array
-from suffuse.store import MANIFEST, describe_files
+from suffuse.manifest import MANIFEST, describe_files
 
 REMEDY = re.compile(
     r"again|must have|save with|upgrade|remove|choose|give|use |ask for|do not trust|needed|known are|per row|build"

@@ -14,7 +14,7 @@ from damage import change_array, change_bytes, put, set_at
 from data import clusters
 from suffuse import Index, IndexBroken, verify
 from suffuse.arrays import write_array
-from suffuse.store import ITEMS_FILE, read_manifest, write_manifest
+from suffuse.manifest import ITEMS_FILE, read_manifest, write_manifest
 
 QUERIES = clusters(np.random.default_rng(31), 5, 8)
 HASH = (

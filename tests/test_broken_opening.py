@@ -20,7 +20,7 @@ from damage import (
 )
 from data import clusters
 from suffuse import Index, IndexBroken, IndexExists, IndexMissing, IndexTooNew, Params, build, verify
-from suffuse.store import ITEMS_FILE, MANIFEST
+from suffuse.manifest import ITEMS_FILE, MANIFEST
 
 MEAN, PROJECTION, OFFSETS = "whitening_mean.npy", "whitening_projection.npy", "item_offsets.npy"
 

@@ -1,5 +1,7 @@
 """What a build makes and says: the files, counts and columns of its index, its summary and its progress."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -7,10 +9,15 @@ import suffuse
 from builds import PARAMS, SUPPORTS, D, N, names_beside, with_support
 from data import clusters, unit
 from indexes import stored_column
+from suffuse import store
+from suffuse.errors import IndexBroken
+from suffuse.graph import affinity, transition
+from suffuse.manifest import read_manifest
+from suffuse.neighbors import nearest_to_rows
 from suffuse.offline import STAGES, build
 from suffuse.online import Index
 from suffuse.params import Params
-from suffuse.store import read_manifest, verify
+from suffuse.store import verify
 
 pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")
 
@@ -143,3 +150,72 @@ def test_the_defaults_are_the_documented_ones(features, tmp_path):
     build(features, tmp_path / "x.index")
     assert read_manifest(tmp_path / "x.index").params == Params()
     assert suffuse.build is build
+
+
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_the_graph_is_in_the_index_if_it_is_asked_for(features, tmp_path, support):
+    params = with_support(support, with_graph=True)
+    build(features, tmp_path / "x.index", params)
+    index = Index.open(tmp_path / "x.index")
+    s = transition(affinity(nearest_to_rows(index.features, 0, N, params.k), params.gamma))
+    np.testing.assert_array_equal(index.graph.indptr, s.indptr)
+    np.testing.assert_array_equal(index.graph.indices, s.indices)
+    np.testing.assert_array_equal(index.graph.weights, s.weights.astype(np.float32))
+    assert verify(tmp_path / "x.index") > 0
+    build(features, tmp_path / "without.index", with_support(support))
+    without = Index.open(tmp_path / "without.index")
+    assert without.graph is None
+    for i in range(N):
+        for a, b in zip(stored_column(index, i), stored_column(without, i), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+GRAPH_DAMAGES = {
+    "a file is gone": (lambda path: (path / "graph_indices.npy").unlink(), "graph_indices.npy is missing"),
+    "ids do not exist": (
+        lambda path: change(path / "graph_indices.npy", 0, N),
+        "graph_indices.npy holds an id outside",
+    ),
+    "rows go backwards": (lambda path: change(path / "graph_indptr.npy", 5, 10**6), "graph_indptr.npy goes backwards"),
+    "rows end elsewhere": (lambda path: change(path / "graph_indptr.npy", N, 3), "do not fit graph_indptr.npy"),
+}
+
+
+def change(path, place, value):
+    array = np.load(path)
+    array[place] = value
+    np.save(path, array)
+
+
+@pytest.mark.parametrize("name", GRAPH_DAMAGES)
+def test_a_damaged_graph_is_noticed(features, tmp_path, monkeypatch, name):
+    damage, message = GRAPH_DAMAGES[name]
+    path = tmp_path / "x.index"
+    build(features, path, with_support("graph", with_graph=True))
+    damage(path)
+    # As if the damage had been there when the hashes were taken.
+    monkeypatch.setattr(store, "sha256_of", lambda file: read_manifest(path).files[file.name]["sha256"])
+    with pytest.raises(IndexBroken, match=message):
+        verify(path)
+
+
+def test_a_graph_that_the_parameters_do_not_know_is_refused(features, tmp_path):
+    path = tmp_path / "x.index"
+    build(features, path, with_support("graph", with_graph=True))
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"with_graph": true', '"with_graph": false'))
+    with pytest.raises(IndexBroken, match="with_graph=False and names 3 of the 3 files of the graph"):
+        Index.open(path)
+
+
+def test_where_the_pictures_are_is_in_the_manifest(features, tmp_path):
+    pictures = {"root": "photos", "extractor": {"model": "tiny", "size": 64}}
+    path = tmp_path / "x.index"
+    build(features, path, PARAMS, pictures=pictures)
+    assert Index.open(path).manifest.pictures == pictures
+    build(features, tmp_path / "without.index", PARAMS)
+    assert read_manifest(tmp_path / "without.index").pictures is None
+    manifest = path / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"pictures": [1]}))
+    with pytest.raises(IndexBroken, match="no proper 'pictures'"):
+        read_manifest(path)

@@ -66,6 +66,8 @@ EXPONENT = "a number above 0 and at most 100"
         ("support_search", "IVFADC", "'exact' or 'ivfadc' or 'hnsw'"),
         ("probes", 0, COUNT_OF_1),
         ("probes", True, COUNT_OF_1),
+        ("with_graph", 1, "True or False"),
+        ("with_graph", "yes", "True or False"),
         ("probes", 1.5, COUNT_OF_1),
         ("ef", 0, COUNT_OF_1),
         ("ef", "128", COUNT_OF_1),
@@ -149,6 +151,7 @@ def parameters(draw):
         "graph_search": draw(st.sampled_from(["exact", "ivfadc", "hnsw"])),
         "support_search": draw(st.sampled_from(["exact", "ivfadc", "hnsw"])),
         "seed_search": draw(st.sampled_from(["exact", "hnsw"])),
+        "with_graph": draw(st.booleans()),
     }
     whiten = {} if draw(st.booleans()) else {"whiten": None}
     return wide | texts | whiten
@@ -159,7 +162,7 @@ def parameters(draw):
 def test_parameters_survive_the_way_through_json_as_plain_values(given_values):
     params = Params(**given_values)
     stored = params.to_dict()
-    assert {type(value) for value in stored.values()} <= {int, float, str, type(None)}
+    assert {type(value) for value in stored.values()} <= {int, float, str, bool, type(None)}
     assert stored == given_values
     assert Params.from_dict(json.loads(json.dumps(stored))) == params
 
@@ -179,6 +182,7 @@ def test_an_unknown_name_is_refused_and_the_known_ones_are_listed():
 # Parameters that came later, with the values that describe the indexes from before.
 LATER = {
     "pool": "none", "graph_search": "exact", "support_search": "exact", "seed_search": "exact", "probes": 32, "ef": 128,
+    "with_graph": False,
 }  # fmt: skip
 
 
@@ -232,4 +236,5 @@ def test_the_defaults_are_the_ones_that_the_documentation_promises():
         "seed_search": "exact",
         "probes": 32,
         "ef": 128,
+        "with_graph": False,
     }

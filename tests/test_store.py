@@ -17,8 +17,9 @@ from suffuse import arrays
 from suffuse.arrays import map_array, sha256_of, write_array, write_blocks, write_bytes, write_json
 from suffuse.errors import IndexBroken
 from suffuse.features import learn_whitening, unit_blocks
+from suffuse.manifest import FORMAT_VERSION, read_manifest, size_on_disk, write_manifest
 from suffuse.params import Params
-from suffuse.store import FORMAT_VERSION, open_index, read_manifest, size_on_disk, verify, write_manifest
+from suffuse.store import open_index, verify
 
 GOLDEN = Path(__file__).parent / "golden"
 

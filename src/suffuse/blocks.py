@@ -33,6 +33,7 @@ from suffuse.diffusion import Entries, columns, group_size, image_vectors, place
 from suffuse.graph import Graph, affinity, order_along, reordered, summarize, transition
 from suffuse.hnsw import HnswGraph, build_hnsw
 from suffuse.kernels.lanes import LANES
+from suffuse.manifest import ARRAY_TYPES, GRAPH_FILES
 from suffuse.neighbors import Features, Find, Neighbors, load_faiss, nearest_to_rows, one_thread
 from suffuse.params import GraphSearch, Params
 from suffuse.shards import between, merged, shard_starts, within
@@ -185,6 +186,10 @@ def graph_task(work: str, n: int) -> None:
         lists = by_row(_cells(directory), lists)
     s = transition(affinity(lists, params.gamma))
     alpha_s = s._replace(weights=params.alpha * s.weights)
+    if params.with_graph:
+        kept: tuple[NDArray[Any], ...] = (s.indptr, s.indices, s.weights)
+        for file, part in zip(GRAPH_FILES, kept, strict=True):
+            write_array(directory / "index" / file, part.astype(ARRAY_TYPES[file][0]))
     order = np.arange(n, dtype=np.uint32)
     if params.support == "graph":
         order = order_along(alpha_s, group_size(params))

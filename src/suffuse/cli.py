@@ -139,6 +139,9 @@ def build(
     ] = "exact",
     probes: Annotated[int, typer.Option(help="Cells that cells and ivfadc visit; more find more.")] = _DEFAULTS.probes,
     ef: Annotated[int, typer.Option("--ef", help="Candidates that hnsw keeps; more find more.")] = _DEFAULTS.ef,
+    with_graph: Annotated[
+        bool, typer.Option("--with-graph", help="Keep the graph, to show chains through it.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Threads to use.", show_default="all cores")] = None,
     memory: Annotated[
         float | None, typer.Option(metavar="GB", help="Memory to stay below, with fewer threads if need be.")
@@ -154,7 +157,7 @@ def build(
         k=k, alpha=alpha, gamma=gamma, support=support, truncation=truncation, keep=keep,
         iterations=iterations, tolerance=tolerance, whiten=whiten, whiten_power=whiten_power, values=values,
         graph_search=graph_search, support_search=support_search, seed_search=seed_search,
-        probes=probes, ef=ef,
+        probes=probes, ef=ef, with_graph=with_graph,
     )  # fmt: skip
     from suffuse.features import load, load_owners
     from suffuse.items import load_items, with_labels
@@ -237,7 +240,8 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
 ) -> None:
     """Show what an index holds: counts, parameters, sizes, and what its graph looks like."""
-    from suffuse.store import open_index, size_on_disk
+    from suffuse.manifest import size_on_disk
+    from suffuse.store import open_index
 
     manifest = open_index(index).manifest
     content = {

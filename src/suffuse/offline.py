@@ -35,17 +35,10 @@ from suffuse.blocks import (
 from suffuse.errors import BuildInterrupted, InvalidParams
 from suffuse.features import check_matrix, check_owners, learn_whitening, load, unit_blocks
 from suffuse.items import check_items, encode_items
+from suffuse.manifest import FORMAT_VERSION, ITEMS_FILE, Manifest, describe_files, size_on_disk, write_manifest
 from suffuse.memory import threads_that_fit
 from suffuse.params import Params
 from suffuse.shards import shard_starts
-from suffuse.store import (
-    FORMAT_VERSION,
-    ITEMS_FILE,
-    Manifest,
-    describe_files,
-    size_on_disk,
-    write_manifest,
-)
 from suffuse.workplace import publish, refuse_overwriting, remove, work_path, working_directory
 
 logger = logging.getLogger(__name__)
@@ -79,6 +72,7 @@ def build(
     *,
     owners: NDArray[Any] | None = None,
     names: Sequence[Any] | None = None,
+    pictures: dict[str, Any] | None = None,
     executor: Executor | None = None,
     jobs: int | None = None,
     memory: float | None = None,
@@ -89,6 +83,7 @@ def build(
 
     features  (n, d), one row per image, or per region if `owners` says which image each region belongs to
     names     a name, or an object with a name and metadata, for each image
+    pictures  where the images are and what made features of them: a JSON object that the manifest keeps
     executor  runs the tasks: any concurrent.futures.Executor whose workers see the same files; else `jobs` threads
     memory    gigabytes that the build may hold: fewer threads if that many need more, an error if one does
     force     replace an index that is already there, once the new one is whole
@@ -124,7 +119,7 @@ def build(
             remove(work / "pairs")  # larger than all that comes after
             build_.run_singly("graph", graph_task, [{work / "graph" / "summary.json": n}])
             build_.run_blocks("columns", columns_task)
-            manifest = _assemble(build_, params, images)
+            manifest = _assemble(build_, params, images, pictures)
             publish(work, final, force)
     except OSError as error:
         raise BuildInterrupted(
@@ -299,7 +294,7 @@ def _write_inputs(
         write_blocks(index / "features.npy", np.float32, (n, dimensions), unit_blocks(features, "features", whitening))
 
 
-def _assemble(build_: _Build, params: Params, images: int) -> Manifest:
+def _assemble(build_: _Build, params: Params, images: int, pictures: dict[str, Any] | None) -> Manifest:
     """Join the blocks of columns, and describe the whole in a manifest."""
     with build_.stage("index"):
         index, n = build_.index, build_.n
@@ -318,6 +313,7 @@ def _assemble(build_: _Build, params: Params, images: int) -> Manifest:
             },
             graph=json.loads((build_.work / "graph" / "summary.json").read_bytes()),
             files=describe_files(index),
+            pictures=pictures,
         )
         write_manifest(index, manifest)
         sync_directory(index)

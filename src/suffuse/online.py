@@ -16,10 +16,11 @@ from suffuse.items import Items
 from suffuse.kernels.codes import HEAD
 from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.refine import refine_candidates
+from suffuse.manifest import Manifest
 from suffuse.matching import Regions, match_regions, pooling_weights
 from suffuse.neighbors import Features, nearest
 from suffuse.params import Params
-from suffuse.store import Manifest, Stored, is_coded, is_pooled, open_index
+from suffuse.store import Stored, Transition, is_coded, is_pooled, open_index
 
 Method = Literal["diffusion", "knn"]
 METHODS = ("diffusion", "knn")
@@ -97,6 +98,11 @@ class Index:
     def owners(self) -> NDArray[np.int32] | None:
         """The image of each region; None if elements are images."""
         return self._stored.owners
+
+    @property
+    def graph(self) -> Transition | None:
+        """S, the normalised graph of elements; None unless it was built with `with_graph`."""
+        return self._stored.graph
 
     @property
     def items(self) -> Items:

@@ -24,6 +24,7 @@ _BEFORE = {
     "seed_search": "exact",
     "probes": 32,
     "ef": 128,
+    "with_graph": False,
 }
 
 # Column ids are stored as int32, so no support can hold more elements than that.
@@ -54,6 +55,7 @@ class Params:
                     per element)
     probes      cells that "cells" and "ivfadc" visit, of round(sqrt(n)); more find more
     ef          candidates that HNSW keeps while it searches for the graph or for supports, k at least; more find more
+    with_graph  the index holds the graph, too (8 bytes an edge and end), so that chains through it can be shown
     """
 
     k: int = 50
@@ -73,6 +75,7 @@ class Params:
     seed_search: SeedSearch = "exact"
     probes: int = 32
     ef: int = 128
+    with_graph: bool = False
 
     def __post_init__(self) -> None:
         _whole("k", self.k, least=2)
@@ -98,10 +101,12 @@ class Params:
         _one_of("support_search", self.support_search, ("exact", "ivfadc", "hnsw"))
         _whole("probes", self.probes, least=1)
         _whole("ef", self.ef, least=1)
+        if not isinstance(self.with_graph, bool):
+            raise _refuse("with_graph", self.with_graph, "True or False")
         for field in dataclasses.fields(self):
             # numpy's numbers are welcome, but a manifest holds plain ones.
             value = getattr(self, field.name)
-            if not isinstance(value, str | None):
+            if not isinstance(value, str | bool | None):
                 plain = float(value) if field.type is float else int(value)
                 object.__setattr__(self, field.name, plain)
 

@@ -1,69 +1,41 @@
-"""The index directory: plain .npy files that are memory-mapped, and a manifest that describes them.
+"""The index directory: plain .npy files that are memory-mapped, as its manifest describes them."""
 
-docs/index-format.md is the contract; a change of it raises `FORMAT_VERSION`.
-"""
-
-import json
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.arrays import Mapped, map_array, sha256_of, write_json
+from suffuse.arrays import Mapped, map_array, sha256_of
 from suffuse.codes import Codes, decode
 from suffuse.diffusion import Entries
-from suffuse.errors import IndexBroken, IndexMissing, IndexTooNew, InvalidParams
+from suffuse.errors import IndexBroken
 from suffuse.features import Whitening
 from suffuse.hnsw import HnswGraph
 from suffuse.items import Items
-from suffuse.params import LARGEST_COUNT, Params
+from suffuse.manifest import (
+    ARRAY_TYPES,
+    GRAPH_FILES,
+    HNSW_FILES,
+    IMAGE_FILES,
+    ITEMS_FILE,
+    MANIFEST,
+    Manifest,
+    column_files,
+    read_manifest,
+)
 
-FORMAT = "suffuse-index"
-FORMAT_VERSION = 2
-MANIFEST = "manifest.json"
-ITEMS_FILE = "items.jsonl"
-
-# Every file that an index can have, with the type it must have; a manifest that names another is refused,
-# so no manifest can make Suffuse open a file outside the directory.
-_ARRAY_TYPES = {
-    "features.npy": ("float32",),
-    "indptr.npy": ("int64",),
-    "codes.npy": ("uint8",),
-    "scales.npy": ("float32",),
-    "rows.npy": ("int32",),
-    "values.npy": ("float16", "float32"),
-    "owners.npy": ("int32",),
-    "image_indptr.npy": ("int64",),
-    "image_rows.npy": ("int32",),
-    "image_values.npy": ("float16", "float32"),
-    "whitening_mean.npy": ("float64",),
-    "whitening_projection.npy": ("float64",),
-    "item_offsets.npy": ("int64",),
-    **{f"hnsw_{name}.npy": ("int32",) for name in HnswGraph._fields},
-}
-_IMAGE_FILES = ("image_indptr.npy", "image_rows.npy", "image_values.npy")
-_HNSW_FILES = tuple(f"hnsw_{name}.npy" for name in HnswGraph._fields)
-_REQUIRED = ("features.npy", "indptr.npy")
-# What holds the columns besides indptr.npy.
-_CODED, _PLAIN = ("codes.npy", "scales.npy"), ("rows.npy", "values.npy")
 # Columns whose ids are checked at a time.
 _VERIFY_BLOCK = 4096
-_LARGEST_MANIFEST = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """What manifest.json says: who wrote the index, with which parameters, and every file with its hash."""
+class Transition(NamedTuple):
+    """S of an index that holds its graph: row i is indices[indptr[i]:indptr[i + 1]], and the same of weights."""
 
-    created_by: str
-    params: Params
-    counts: dict[str, int]  # elements, images, dimensions, entries, unconverged
-    graph: dict[str, float]  # see graph.GraphSummary
-    files: dict[str, dict[str, Any]]  # name -> sha256, bytes, and dtype and shape of an array
-    version: int = FORMAT_VERSION
+    indptr: NDArray[np.int64]  # (n + 1,)
+    indices: NDArray[np.int32]
+    weights: NDArray[np.float32]
 
 
 class Stored(NamedTuple):
@@ -76,119 +48,22 @@ class Stored(NamedTuple):
     owners: NDArray[np.int32] | None
     images: Entries | None  # what the second look compares with, where elements are regions
     hnsw: HnswGraph | None  # where seeds are searched by it
+    graph: Transition | None  # where chains through it are to be shown
     whitening: Whitening | None
     items: Items
-
-
-def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
-    """The `files` of a manifest: sizes, hashes, types and shapes of all files in a finished directory."""
-    return {path.name: _describe(path) for path in sorted(directory.iterdir()) if path.name != MANIFEST}
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    description: dict[str, Any] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    if path.suffix == ".npy":
-        array = map_array(path).array
-        description |= {"dtype": array.dtype.name, "shape": list(array.shape)}
-    return description
-
-
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """The last file of a build: a directory without it is no index."""
-    content = {
-        "format": FORMAT,
-        "version": manifest.version,
-        "created_by": manifest.created_by,
-        "params": manifest.params.to_dict(),
-        "counts": manifest.counts,
-        "graph": manifest.graph,
-        "files": manifest.files,
-    }
-    write_json(directory / MANIFEST, content)
-
-
-def read_manifest(directory: str | Path) -> Manifest:
-    """Read and check manifest.json alone."""
-    directory = Path(directory)
-    path = directory / MANIFEST
-    if not directory.exists():
-        raise IndexMissing(f"there is no index at {directory}; build one with: suffuse build FEATURES -o {directory}")
-    if not directory.is_dir():
-        raise IndexMissing(f"{directory} is a file; an index is a directory with a {MANIFEST}")
-    if not path.is_file():
-        raise IndexMissing(
-            f"{directory} has no {MANIFEST}: it is not an index, or its build was not finished; build it (again)"
-        )
-    try:
-        if path.stat().st_size > _LARGEST_MANIFEST:
-            raise IndexBroken(f"{MANIFEST} has {path.stat().st_size} bytes, far too many; build the index again")
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise IndexBroken(f"{MANIFEST} cannot be read: {error}; copy or build the index again") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise IndexMissing(f"{path} was not written by Suffuse (no format {FORMAT!r}); is it another program's?")
-    version = content.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise IndexBroken(f"{MANIFEST} has version {version!r}, expected a whole number from 1; build the index again")
-    if version > FORMAT_VERSION:
-        raise IndexTooNew(
-            f"the index has format version {version}, this Suffuse reads up to {FORMAT_VERSION};"
-            f" upgrade Suffuse (the index was written by {content.get('created_by')})"
-        )
-    return _parse_manifest(content)
-
-
-def _parse_manifest(content: dict[str, Any]) -> Manifest:
-    for key, kind in (("created_by", str), ("params", dict), ("counts", dict), ("graph", dict), ("files", dict)):
-        if not isinstance(content.get(key), kind):
-            raise IndexBroken(f"{MANIFEST} has no proper {key!r} (found {content.get(key)!r}); build the index again")
-    try:
-        params = Params.from_dict(content["params"])
-    except InvalidParams as error:
-        raise IndexBroken(f"{MANIFEST} has bad params: {error}; build the index again") from error
-    counts = content["counts"]
-    for name, least, most in (
-        ("elements", 1, LARGEST_COUNT),
-        ("images", 1, LARGEST_COUNT),
-        ("dimensions", 1, LARGEST_COUNT),
-        ("entries", 0, 2**63 - 1),
-        ("unconverged", 0, LARGEST_COUNT),
-    ):
-        if type(counts.get(name)) is not int or not least <= counts[name] <= most:
-            raise IndexBroken(
-                f"{MANIFEST} has no proper count of {name} (found {counts.get(name)!r}); build the index again"
-            )
-    files = content["files"]
-    for name, description in files.items():
-        if name not in _ARRAY_TYPES and name != ITEMS_FILE:
-            raise IndexBroken(f"{MANIFEST} names a file {name!r} that no index has; do not trust this index")
-        if not isinstance(description, dict) or type(description.get("bytes")) is not int:
-            raise IndexBroken(f"{MANIFEST} does not describe {name}; build the index again")
-        if not isinstance(description.get("sha256"), str):
-            raise IndexBroken(f"{MANIFEST} has no sha256 of {name}; build the index again")
-    if missing := [name for name in (*_REQUIRED, *_column_files(params)) if name not in files]:
-        raise IndexBroken(f"{MANIFEST} does not name {missing[0]}; build the index again")
-    return Manifest(
-        created_by=content["created_by"],
-        params=params,
-        counts=counts,
-        graph=content["graph"],
-        files=files,
-        version=content["version"],
-    )
 
 
 def open_index(directory: str | Path) -> Stored:
     """Map every file and check that types and shapes fit each other; reads no data, so it is immediate."""
     directory = Path(directory)
     manifest = read_manifest(directory)
-    mapped = {name: _open_array(directory, name, manifest) for name in manifest.files if name in _ARRAY_TYPES}
+    mapped = {name: _open_array(directory, name, manifest) for name in manifest.files if name in ARRAY_TYPES}
     arrays = {name: entry.array for name, entry in mapped.items()}
     _check_fit(manifest, arrays)
     whitening = None
     if "whitening_mean.npy" in arrays:
         whitening = Whitening(arrays["whitening_mean.npy"], arrays["whitening_projection.npy"])
-    first, second = (mapped[name] for name in _column_files(manifest.params))
+    first, second = (mapped[name] for name in column_files(manifest.params))
     first.expect_random_access()
     second.expect_random_access()
     return Stored(
@@ -197,18 +72,19 @@ def open_index(directory: str | Path) -> Stored:
         indptr=arrays["indptr.npy"],
         columns=(first, second),
         owners=arrays.get("owners.npy"),
-        images=Entries(*(arrays[name] for name in _IMAGE_FILES)) if "image_rows.npy" in arrays else None,
+        images=Entries(*(arrays[name] for name in IMAGE_FILES)) if "image_rows.npy" in arrays else None,
         hnsw=_open_hnsw(mapped),
+        graph=Transition(*(arrays[name] for name in GRAPH_FILES)) if manifest.params.with_graph else None,
         whitening=whitening,
         items=_open_items(directory, manifest, arrays.get("item_offsets.npy")),
     )
 
 
 def _open_hnsw(mapped: dict[str, Mapped]) -> HnswGraph | None:
-    if _HNSW_FILES[0] not in mapped:
+    if HNSW_FILES[0] not in mapped:
         return None
-    mapped[_HNSW_FILES[0]].expect_random_access()
-    return HnswGraph(*(mapped[name].array for name in _HNSW_FILES))
+    mapped[HNSW_FILES[0]].expect_random_access()
+    return HnswGraph(*(mapped[name].array for name in HNSW_FILES))
 
 
 def verify(directory: str | Path) -> int:
@@ -232,6 +108,10 @@ def verify(directory: str | Path) -> int:
     if stored.hnsw is not None:
         for name, array in (("hnsw_links.npy", stored.hnsw.links), ("hnsw_upper.npy", stored.hnsw.upper)):
             _check_ids(name, np.maximum(array.ravel(), 0), counts["elements"])  # -1 ends a list
+    if stored.graph is not None:
+        _check_ids("graph_indices.npy", stored.graph.indices, counts["elements"])
+        if (np.diff(stored.graph.indptr) < 0).any():
+            raise IndexBroken("graph_indptr.npy goes backwards; build the index again")
     reach = counts["images" if is_pooled(stored) else "elements"]
     if is_coded(stored):
         _verify_codes(stored, reach)
@@ -260,10 +140,6 @@ def _check_ids(name: str, array: NDArray[np.int32], count: int) -> None:
         raise IndexBroken(f"{name} holds an id outside 0..{count - 1}; build the index again")
 
 
-def _column_files(params: Params) -> tuple[str, str]:
-    return _CODED if params.values == "uint8" else _PLAIN
-
-
 def is_coded(stored: Stored) -> bool:
     """Whether the columns are in the compact code."""
     return stored.manifest.params.values == "uint8"
@@ -278,9 +154,9 @@ def _open_array(directory: Path, name: str, manifest: Manifest) -> Mapped:
     mapped = map_array(directory / name)
     found = (mapped.array.dtype.name, list(mapped.array.shape))
     promised = (manifest.files[name].get("dtype"), manifest.files[name].get("shape"))
-    if found[0] not in _ARRAY_TYPES[name]:
+    if found[0] not in ARRAY_TYPES[name]:
         raise IndexBroken(
-            f"{name} holds {found[0]}, expected {' or '.join(_ARRAY_TYPES[name])}; copy or build the index again"
+            f"{name} holds {found[0]}, expected {' or '.join(ARRAY_TYPES[name])}; copy or build the index again"
         )
     if found != promised:
         raise IndexBroken(
@@ -303,6 +179,7 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         "owners.npy": (n,),
         "item_offsets.npy": (images + 1,),
         "image_indptr.npy": (images + 1,),
+        "graph_indptr.npy": (n + 1,),
     }
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
@@ -313,25 +190,26 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         raise IndexBroken(
             f"{MANIFEST} counts {images} images and {n} elements, but names no owners.npy; build the index again"
         )
-    indptr, stored = arrays["indptr.npy"], arrays[_column_files(manifest.params)[0]]
+    indptr, stored = arrays["indptr.npy"], arrays[column_files(manifest.params)[0]]
     if stored.ndim != 1 or indptr[0] != 0 or indptr[-1] != len(stored):
         raise IndexBroken(
             f"indptr.npy runs from {indptr[0]} to {indptr[-1]}, expected 0 to {stored.size}; copy or build the index"
             " again"
         )
-    if present := [name for name in _IMAGE_FILES if name in arrays]:
-        if len(present) < len(_IMAGE_FILES):
+    if present := [name for name in IMAGE_FILES if name in arrays]:
+        if len(present) < len(IMAGE_FILES):
             raise IndexBroken(f"{present[0]} is there without the other image vectors; copy or build the index again")
-        ends, shapes = arrays["image_indptr.npy"], {arrays[name].shape for name in _IMAGE_FILES[1:]}
+        ends, shapes = arrays["image_indptr.npy"], {arrays[name].shape for name in IMAGE_FILES[1:]}
         expected_type = "float16" if manifest.params.values == "uint8" else arrays["values.npy"].dtype.name
         if shapes != {(int(ends[-1]),)} or arrays["image_values.npy"].dtype.name != expected_type:
             raise IndexBroken("image_rows.npy and image_values.npy do not fit image_indptr.npy; build the index again")
-    links = [name for name in _HNSW_FILES if name in arrays]
-    if len(links) != (len(_HNSW_FILES) if manifest.params.seed_search == "hnsw" else 0):
+    links = [name for name in HNSW_FILES if name in arrays]
+    if len(links) != (len(HNSW_FILES) if manifest.params.seed_search == "hnsw" else 0):
         raise IndexBroken(
             f"{MANIFEST} has seed_search={manifest.params.seed_search!r} and names {len(links)} of the"
-            f" {len(_HNSW_FILES)} files of links; copy or build the index again"
+            f" {len(HNSW_FILES)} files of links; copy or build the index again"
         )
+    _check_graph(manifest, arrays)
     mean, projection = arrays.get("whitening_mean.npy"), arrays.get("whitening_projection.npy")
     if mean is projection is None and manifest.params.whiten is not None:
         raise IndexBroken(
@@ -344,6 +222,21 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
             f"whitening_projection.npy has the shape {projection.shape}, which does not fit whitening_mean.npy of shape"
             f" {mean.shape} and {dimensions} dimensions; build the index again"
         )
+
+
+def _check_graph(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
+    present = [name for name in GRAPH_FILES if name in arrays]
+    if len(present) != (len(GRAPH_FILES) if manifest.params.with_graph else 0):
+        raise IndexBroken(
+            f"{MANIFEST} has with_graph={manifest.params.with_graph} and names {len(present)} of the {len(GRAPH_FILES)}"
+            " files of the graph; copy or build the index again"
+        )
+    if present:
+        indptr, *entries = (arrays[name] for name in GRAPH_FILES)
+        if indptr[0] != 0 or {array.shape for array in entries} != {(int(indptr[-1]),)}:
+            raise IndexBroken(
+                "graph_indices.npy and graph_weights.npy do not fit graph_indptr.npy; build the index again"
+            )
 
 
 def _open_items(directory: Path, manifest: Manifest, offsets: NDArray[np.int64] | None) -> Items:
@@ -365,8 +258,3 @@ def _open_items(directory: Path, manifest: Manifest, offsets: NDArray[np.int64] 
             return Items(images, memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)), offsets)
     except (OSError, ValueError) as error:  # a ValueError if it is empty
         raise IndexBroken(f"{ITEMS_FILE} cannot be read: {error}; copy or build the index again") from error
-
-
-def size_on_disk(manifest: Manifest) -> int:
-    """Bytes of all files that the manifest names."""
-    return sum(int(description["bytes"]) for description in manifest.files.values())

@@ -11,7 +11,7 @@ from typing import Any
 from suffuse.arrays import UNFINISHED, sync_directory, write_json
 from suffuse.blocks import plan_difference
 from suffuse.errors import IndexExists, IndexProblem, InvalidInput
-from suffuse.store import read_manifest
+from suffuse.manifest import read_manifest
 
 logger = logging.getLogger(__name__)
 
