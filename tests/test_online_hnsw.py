@@ -94,3 +94,24 @@ def test_rows_are_asked_for_beforehand_until_a_search_reads_nothing_from_disk(li
     for query in queries:
         index.search(query[None])
     assert asked == [True, True, False]
+
+
+def test_a_graph_along_the_links_of_the_seeds_is_that_of_exact_search(features, tmp_path):
+    params = dataclasses.replace(LINKED, with_graph=True)
+    stages = []
+    for name, graph_search, jobs in (("exact", "exact", 2), ("a", "hnsw", 1), ("b", "hnsw", 2)):
+        suffuse.build(
+            features, tmp_path / name, dataclasses.replace(params, graph_search=graph_search), jobs=jobs,
+            progress=lambda stage, *_: stages.append(stage),
+        )  # fmt: skip
+    exact, linked, again = (Index.open(tmp_path / name).graph for name in ("exact", "a", "b"))
+    assert stages.count("seeds") > 0
+    assert "search" not in stages, "there is nothing to train"
+    for a, b in zip(linked, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    same = np.mean([
+        len(np.intersect1d(*(g.indices[g.indptr[i] : g.indptr[i + 1]] for g in (exact, linked))))
+        / max(exact.indptr[i + 1] - exact.indptr[i], 1)
+        for i in np.flatnonzero(np.diff(exact.indptr))
+    ])  # fmt: skip
+    assert same > 0.95

@@ -31,7 +31,7 @@ from suffuse.cells import Cells, by_row, make_cells, nearest_in_cells
 from suffuse.codes import Codes, decode, encode
 from suffuse.diffusion import Entries, columns, group_size, image_vectors, places_of, take
 from suffuse.graph import Graph, affinity, order_along, reordered, summarize, transition
-from suffuse.hnsw import HnswGraph, build_hnsw
+from suffuse.hnsw import HnswGraph, build_hnsw, nearest_by_hnsw
 from suffuse.kernels.lanes import LANES
 from suffuse.manifest import ARRAY_TYPES, GRAPH_FILES
 from suffuse.neighbors import Features, Find, Neighbors, load_faiss, nearest_to_rows, one_thread
@@ -77,10 +77,15 @@ def plan_difference(path: Path, plan: dict[str, Any]) -> str:
 
 def search_results(work: Path, params: Params) -> dict[Path, GraphSearch]:
     """The approximate indexes that a build needs, by file; stages that search by the same kind share one."""
-    used: set[GraphSearch] = {params.graph_search}
+    used: set[GraphSearch] = set() if _is_linked(params) else {params.graph_search}
     if params.support == "features":
         used.add(params.support_search)
     return {_search_path(work, search): search for search in sorted(used - {"exact"})}
+
+
+def _is_linked(params: Params) -> bool:
+    """Whether the graph is searched along the links that the index has for its seeds."""
+    return params.graph_search == params.seed_search == "hnsw"
 
 
 def _search_path(work: Path, search: GraphSearch) -> Path:
@@ -168,6 +173,12 @@ def neighbors_task(work: str, start: int, stop: int) -> None:
             found = _nearest_by_pairs(directory, features, start, stop, params.k)
         elif params.graph_search == "cells":
             found = nearest_in_cells(features, _cells(directory), start, stop, min(params.k, len(features)))
+        elif _is_linked(params):
+            links = HnswGraph(
+                *(map_array(directory / "index" / f"hnsw_{name}.npy").array for name in HnswGraph._fields)
+            )
+            own = np.arange(start, stop, dtype=np.uint32)
+            found = nearest_by_hnsw(features[start:stop], features, links, params.k, params.ef, own_ids=own)
         else:
             found = _find(directory, params.graph_search, params)(features, start, stop, params.k)
     _write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)

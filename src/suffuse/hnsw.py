@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from suffuse.errors import IndexBroken
 from suffuse.kernels.hnsw import search_hnsw
-from suffuse.neighbors import Features, Neighbors, load_faiss, nearest, one_thread, proposals, ranked
+from suffuse.neighbors import Features, Neighbors, load_faiss, nearest, nearest_to_rows, one_thread, proposals, ranked
 
 LINKS = 32
 BUILD_WIDTH = 100
@@ -71,13 +71,21 @@ def build_hnsw(
 
 
 def nearest_by_hnsw(
-    queries: Features, features: Features, graph: HnswGraph, k: int, ef: int, *, fetch: bool = False
+    queries: Features,
+    features: Features,
+    graph: HnswGraph,
+    k: int,
+    ef: int,
+    *,
+    own_ids: NDArray[np.uint32] | None = None,
+    fetch: bool = False,
 ) -> Neighbors:
     """About NN_k of each query: unit rows (m, d) against unit rows (n, d); k is cut to n.
 
     `ef` is the number of candidates that a search keeps, never less than k needs: the more, the more of the true
     neighbours it finds. Similarities are exact and sorted as in exact search. A query for which the graph gives fewer
     than k, because not every element can be reached, is searched exactly: slow, but never a list with holes.
+    Where queries are elements themselves, `own_ids` says which: each comes first in its own list.
     `fetch` is for arrays that are mapped and still on disk: each step asks for all that it is going to read.
     """
     queries, features = np.ascontiguousarray(queries), np.ascontiguousarray(features)
@@ -93,11 +101,18 @@ def nearest_by_hnsw(
         raise IndexBroken(
             "the search graph holds ids that do not exist; run suffuse verify, then copy or build the index again"
         )
-    found = ranked(queries, features, ids, k, None)
+    if own_ids is not None:
+        missing = ~(ids == own_ids[:, None]).any(axis=1)
+        ids[missing, -1] = own_ids[missing]
+    found = ranked(queries, features, ids, k, own_ids)
     if fewest < proposed:
         for row in np.flatnonzero(counts < proposed).tolist():
-            query, count = queries[row : row + 1], int(counts[row])
-            again = nearest(query, features, k) if count < k else ranked(query, features, ids[[row], :count], k, None)
+            if own_ids is not None:  # its places that stay short may hold itself
+                again = nearest_to_rows(features, int(own_ids[row]), int(own_ids[row]) + 1, k)
+            elif (count := int(counts[row])) < k:
+                again = nearest(queries[row : row + 1], features, k)
+            else:
+                again = ranked(queries[row : row + 1], features, ids[[row], :count], k, None)
             found.ids[row], found.sims[row] = again.ids[0], again.sims[0]
     if not np.isfinite(found.sims).all():
         raise IndexBroken(
