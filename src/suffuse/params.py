@@ -48,8 +48,8 @@ class Params:
     whiten_power  0 only rotates and cuts, 1 whitens fully
     values      how columns are stored: "uint8", a compact code; or plain entries, "float16" or "float32"
     pool        of a regional index: "sum" stores columns summed over the regions of each image, "none" as they are
-    graph_search    how the k-NN lists of the graph are found: "exact", "cells" (exact within the nearest cells of
-                    k-means: for a few hundred thousand elements and more), "ivfadc" (the paper's) or "hnsw"
+    graph_search    how the k-NN lists of the graph are found: "exact"; "hnsw", for a few hundred thousand elements and
+                    more; "cells" (exact within the nearest cells of k-means); or "ivfadc" (the paper's)
     support_search  the same for the L-NN of support="features"
     seed_search     how the seeds of a query are found: "exact", or "hnsw", for which the index holds links (264 bytes
                     per element)
