@@ -1,9 +1,11 @@
 """The demo runs the main job on real data, and diffusion wins."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from suffuse import Index, demo
 from suffuse.errors import MissingExtra
@@ -21,6 +23,11 @@ def test_the_demo_builds_searches_and_draws(tmp_path):
     assert [row["method"] for row in json.loads((tmp_path / "digits.json").read_text())] == [r.method for r in results]
     index = Index.open(tmp_path / "digits.index")
     assert index.items[3]["label"] == demo.load_digits().labels[3]
+    # What the page shows: a picture for every digit, and the graph for chains.
+    assert index.graph is not None
+    with Image.open(Path(index.manifest.pictures["root"]) / index.items.name(3)) as picture:
+        dark = 255.0 - np.asarray(picture.resize((8, 8), Image.Resampling.BOX))
+    assert np.corrcoef(dark.ravel(), demo.load_digits().gallery[3])[0, 1] > 0.95
     demo.run(tmp_path)  # again into the same folder
 
 

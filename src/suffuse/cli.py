@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from suffuse import __version__, bench_verb, research
+from suffuse import __version__, bench_verb, image_verbs, research, serve_verb
 from suffuse.errors import InvalidParams, SuffuseError
 from suffuse.params import GraphSearch, Params, Search, SeedSearch, Support, ValueType
 from suffuse.terminal import console, progress_bars
@@ -36,6 +36,9 @@ app = typer.Typer(
     ),
 )
 
+app.command(rich_help_panel="Pictures and the page")(image_verbs.images)
+app.command(rich_help_panel="Pictures and the page")(image_verbs.extract)
+app.command(rich_help_panel="Pictures and the page")(serve_verb.serve)
 app.command(rich_help_panel="For researchers")(research.evaluate)
 app.command(rich_help_panel="For researchers")(research.tune)
 app.command(rich_help_panel="For researchers")(research.reproduce)
@@ -274,6 +277,8 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the results go.")] = Path(
         "suffuse-demo"
     ),
+    serve: Annotated[bool, typer.Option("--serve", help="Then serve the digits: the page in your browser.")] = False,
+    port: Annotated[int, typer.Option(help="The port of --serve; 0 for any that is free.")] = 8000,
 ) -> None:
     """See it work: 1,797 scanned digits, indexed and searched, k-NN beside diffusion."""
     from rich.table import Table
@@ -293,7 +298,9 @@ def demo(
         table.add_row(result.method, f"{result.mean_average_precision:.1f}", f"{result.milliseconds:.2f}", offline)
     console(stderr=False).print(table)
     typer.echo(f"The picture: {output / 'digits.png'}", err=True)
-    typer.echo(f"Try it:      {_program()} info {output / 'digits.index'}", err=True)
+    typer.echo(f"The page:    {_program()} serve {output / 'digits.index'}", err=True)
+    if serve:
+        serve_verb.serve(output / "digits.index", port=port, open_page=True)
 
 
 def _program() -> str:

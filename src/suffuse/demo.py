@@ -57,14 +57,18 @@ def run(directory: Path, progress: Progress | None = None) -> list[Result]:
     """Build both indexes in `directory`, search with every method, and write the picture and the figures there."""
     digits = load_digits()
     directory.mkdir(parents=True, exist_ok=True)
-    names = [{"name": f"digit {i}", "label": int(label)} for i, label in enumerate(digits.labels)]
+    pictures = directory / "pictures"
+    names = write_pictures(digits, pictures)
 
     def make(name: str, params: Params) -> tuple[Index, BuildSummary]:
         path = directory / name
-        summary = build(digits.gallery, path, params, names=names, force=True, progress=progress)
+        summary = build(
+            digits.gallery, path, params, names=names, pictures={"root": str(pictures.resolve())}, force=True,
+            progress=progress,
+        )  # fmt: skip
         return Index.open(path), summary
 
-    ours, our_build = make("digits.index", Params(k=GRAPH_K))
+    ours, our_build = make("digits.index", Params(k=GRAPH_K, with_graph=True))
     paper, paper_build = make("digits-paper.index", Params(k=GRAPH_K, support="features", keep=1000))
 
     def expanded(queries: NDArray[Any], top: int) -> NDArray[np.integer]:
@@ -85,6 +89,22 @@ def run(directory: Path, progress: Progress | None = None) -> list[Result]:
     )
     draw(digits, results[0], results[-1], directory / "digits.png")
     return results
+
+
+def write_pictures(digits: Digits, directory: Path) -> list[dict[str, Any]]:
+    """Every digit of the gallery as a little PNG file, dark on white, for the page; the items of an index of them."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtra("Pillow", "demo") from error
+    directory.mkdir(exist_ok=True)
+    items = []
+    for number, (pixels, label) in enumerate(zip(digits.gallery, digits.labels.tolist(), strict=True)):
+        name = f"{label}-{number:04d}.png"
+        grey = np.round(255 * (1 - pixels.reshape(8, 8) / 16)).astype(np.uint8)
+        Image.fromarray(grey).resize((128, 128), Image.Resampling.BICUBIC).save(directory / name)
+        items.append({"name": name, "label": label})
+    return items
 
 
 def _measure(method: str, digits: Digits, search: Search, offline: BuildSummary | None = None) -> Result:

@@ -1,0 +1,175 @@
+"""Why a picture was found: what each seed gave to its score, and the strongest chain of pictures that leads to it."""
+
+import heapq
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.codes import Codes, decode
+from suffuse.diffusion import Entries, take
+from suffuse.errors import InvalidInput
+from suffuse.online import Index
+from suffuse.similar import Start, elements
+from suffuse.store import Transition, is_coded, is_pooled
+
+NO_GRAPH = "the index holds no graph; build it again with --with-graph"
+NO_PATH = "no chain of neighbours leads from a seed to this picture"
+
+
+class Contribution(NamedTuple):
+    """What one seed gave: amount = weight * entry, and its share of the score."""
+
+    seed: int  # an image
+    similarity: float  # to what the query wants; the largest, where it is near to several vectors of the query
+    weight: float  # similarity ** gamma, summed over the vectors it is near to; negative for what is not wanted
+    entry: float  # of the seed's column at the hit; of several regions the mean by weight
+    amount: float
+    share: float
+
+
+class Chain(NamedTuple):
+    """The path from a seed to the hit whose strength = start * product of steps is the largest there is."""
+
+    nodes: list[int]  # images, the seed first and the hit last
+    steps: list[float]  # alpha * S between one and the next
+    start: float  # the weight of the seed
+    strength: float
+
+
+class Explanation(NamedTuple):
+    """The plain score f of a hit, before the second look, and where it comes from."""
+
+    score: float
+    contributions: list[Contribution]
+    chain: Chain | None
+    chain_missing: str | None  # why there is no chain
+
+
+def explain(index: Index, y: Start, item: int) -> Explanation:
+    """Explain the score of an image for the query that starts from y (`similar.start`).
+
+    Contributions are exact: each is a stored number times a weight, and they sum to the score of `Index.search` with
+    refine=0. Those above zero come first, the largest first; shares are of the size of the score, so that they sum to 1
+    for every image that diffusion found. Seeds that gave nothing are not listed.
+    """
+    if not 0 <= item < len(index):
+        raise InvalidInput(f"there is no image {item}; ids go from 0 to {len(index) - 1}")
+    ids, sims, weights = _merged(y)
+    amounts = weights * _entries(index, ids, item)
+    score = float(amounts.sum())
+    images = ids.astype(np.int64) if index.owners is None else index.owners[ids].astype(np.int64)
+    given: list[Contribution] = []
+    for image in np.unique(images[amounts != 0]).tolist():
+        of = images == image
+        amount, weight = float(amounts[of].sum()), float(weights[of].sum())
+        entry = amount / weight if weight else 0.0
+        share = amount / abs(score) if score else 0.0
+        given.append(Contribution(image, float(sims[of].max()), weight, entry, amount, share))
+    given.sort(key=lambda one: (-one.amount, one.seed))
+    graph = index.graph
+    if graph is None:
+        return Explanation(score, given, None, NO_GRAPH)
+    chain = strongest_chain(graph, index.params.alpha, ids, weights, elements(index, item))
+    if chain is not None and index.owners is not None:
+        chain = chain._replace(nodes=index.owners[chain.nodes].tolist())
+    return Explanation(score, given, chain, None if chain else NO_PATH)
+
+
+def _merged(y: Start) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
+    """Each element once: its largest similarity, and the sum of its weights."""
+    ids, place = np.unique(y.ids, return_inverse=True)
+    sims = np.zeros(len(ids), np.float32)
+    np.maximum.at(sims, place, y.sims)
+    weights = np.zeros(len(ids))
+    np.add.at(weights, place, y.weights)
+    return ids, sims, weights
+
+
+def _entries(index: Index, ids: NDArray[np.int32], item: int) -> NDArray[np.float64]:
+    """The entry of each of these columns at an image, as stored; summed over its regions where columns hold those."""
+    stored = index._stored
+    arrays = [mapped.array for mapped in stored.columns]
+    if is_coded(stored):
+        columns = decode(Codes(stored.indptr, *arrays), ids)
+    else:
+        columns = take(Entries(stored.indptr, *arrays), ids)
+    there = np.array([item]) if is_pooled(stored) else elements(index, item)
+    matching = np.isin(columns.rows, there)
+    column_of = np.repeat(np.arange(len(ids)), np.diff(columns.indptr))
+    entries = np.zeros(len(ids))
+    np.add.at(entries, column_of[matching], columns.values[matching])
+    return entries
+
+
+def strongest_chain(
+    graph: Transition,
+    alpha: float,
+    seeds: NDArray[np.integer],
+    weights: NDArray[np.float64],
+    targets: NDArray[np.integer],
+) -> Chain | None:
+    """The path from any seed with a positive weight to any target that maximises weight * product of alpha * S.
+
+    `graph` is S. Exact: Dijkstra on -log, where no step is below zero since
+    alpha * S < 1, from both ends at once, which S allows since it is symmetric, and which ends long before the whole
+    graph has been seen. None if there is no path.
+    """
+    ends = (
+        _End({int(s): -math.log(w) for s, w in zip(seeds, weights, strict=True) if w > 0}),
+        _End({int(target): 0.0 for target in targets}),
+    )
+    best, meeting = math.inf, -1
+    for node in ends[0].distance.keys() & ends[1].distance.keys():
+        if (through := ends[0].distance[node] + ends[1].distance[node]) < best:
+            best, meeting = through, node
+    # A path that is not seen yet is at least as long as what is left to visit on both sides.
+    while ends[0].heap and ends[1].heap and ends[0].heap[0][0] + ends[1].heap[0][0] < best:
+        side = 0 if len(ends[0].heap) <= len(ends[1].heap) else 1
+        own, other = ends[side], ends[1 - side]
+        so_far, node = heapq.heappop(own.heap)
+        if so_far > own.distance[node]:
+            continue  # a shorter way to it was found since
+        row = slice(int(graph.indptr[node]), int(graph.indptr[node + 1]))
+        for neighbor, s in zip(graph.indices[row].tolist(), graph.weights[row].tolist(), strict=True):
+            if s <= 0:
+                continue
+            longer = so_far - math.log(alpha * s)
+            if longer < own.distance.get(neighbor, math.inf):
+                own.reach(neighbor, longer, node)
+                if longer + other.distance.get(neighbor, math.inf) < best:
+                    best, meeting = longer + other.distance[neighbor], neighbor
+    if meeting < 0:
+        return None
+    nodes = [*reversed(ends[0].path(meeting)), *ends[1].path(meeting)[1:]]
+    steps = [alpha * _weight(graph, a, b) for a, b in itertools.pairwise(nodes)]
+    start = float(weights[np.flatnonzero(np.asarray(seeds) == nodes[0])[0]])
+    return Chain(nodes, steps, start, start * math.prod(steps))
+
+
+class _End:
+    """One end of the search: how far it is to each node that was reached, and from where."""
+
+    def __init__(self, distance: dict[int, float]) -> None:
+        self.distance = distance
+        self.heap = [(length, node) for node, length in distance.items()]
+        self._before: dict[int, int] = {}
+        heapq.heapify(self.heap)
+
+    def reach(self, node: int, length: float, before: int) -> None:
+        self.distance[node], self._before[node] = length, before
+        heapq.heappush(self.heap, (length, node))
+
+    def path(self, node: int) -> list[int]:
+        """From a node back to where the search began."""
+        nodes = [node]
+        while nodes[-1] in self._before:
+            nodes.append(self._before[nodes[-1]])
+        return nodes
+
+
+def _weight(graph: Transition, a: int, b: int) -> float:
+    row = slice(int(graph.indptr[a]), int(graph.indptr[a + 1]))
+    return float(graph.weights[row][graph.indices[row] == b][0])

@@ -1,0 +1,140 @@
+"""An index with its pictures, its model and the queries it remembers: everything the endpoints do, without HTTP."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from suffuse import __version__, explain, similar
+from suffuse.online import Index, Method
+from suffuse.service.catalogue import Catalogue
+from suffuse.service.limits import Limits
+from suffuse.service.models import SearchRequest
+from suffuse.service.pictures import Pictures
+from suffuse.service.problems import Problem
+from suffuse.service.queries import Extractor, Queries
+
+_METHODS: tuple[Method, ...] = ("diffusion", "knn")
+# How deep the other list is looked through for a hit of one list.
+OTHER_RANKS = 1000
+
+
+class Engine:
+    """What the service knows; safe to use from many threads."""
+
+    def __init__(
+        self, index: Index, name: str, *, image_root: Path | None, extractor: Extractor | None, limits: Limits
+    ) -> None:
+        self.index, self.limits = index, limits
+        self._name, self._can_extract = name, extractor is not None
+        self.pictures = None if image_root is None else Pictures(image_root, limits)
+        self.queries = Queries(self.index, self.pictures, extractor, limits)
+        self._catalogue: Catalogue | None = None
+
+    def warm(self) -> None:
+        """Load the kernels and read what every request needs, so that the first one is as fast as the others."""
+        self._catalogue = Catalogue(self.index.items)
+        owned = np.arange(len(self.index)) if self.index.owners is None else np.unique(self.index.owners)
+        first, *unwanted = owned[:2].tolist()
+        for method in _METHODS:
+            similar.search(self.index, similar.wanted(self.index, [first], unwanted), 10, method=method)
+            similar.search(self.index, similar.wanted(self.index, [first]), 10, method=method)
+        self.explain(f"i:{first}", first, 10)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Names and metadata, once the service is warm."""
+        assert self._catalogue is not None
+        return self._catalogue
+
+    def info(self) -> dict[str, Any]:
+        """What the index holds, and what can be done with it."""
+        index, counts = self.index, self.index.manifest.counts
+        return {
+            "name": self._name,
+            "images": len(index),
+            "elements": counts["elements"],
+            "dimensions": index.dimensions,
+            "params": index.params.to_dict(),
+            "methods": list(_METHODS),
+            "regional": index.owners is not None,
+            "pictures": self.pictures is not None,
+            "upload": self._can_extract,
+            "explain": True,
+            "chain": index.graph is not None,
+            "metadata": self.catalogue.fields(),
+            "limits": self.limits.shown(),
+            "version": __version__,
+        }
+
+    def item(self, id: int) -> dict[str, Any]:
+        """A picture as clients see it."""
+        if not 0 <= id < len(self.index):
+            raise Problem(404, f"there is no item {id}", f"ids go from 0 to {len(self.index) - 1}")
+        content = self.index.items[id]
+        shown = self.pictures is not None
+        return {
+            "id": id,
+            "name": str(content.get("name", id)),
+            "metadata": {field: value for field, value in content.items() if field != "name"},
+            "image": f"/api/items/{id}/image" if shown else None,
+            "thumb": f"/api/items/{id}/thumb" if shown else None,
+        }
+
+    def listed(self, offset: int, limit: int, text: str, shuffle: int | None) -> dict[str, Any]:
+        """A page of items."""
+        ids = self.catalogue.listed(text, shuffle)
+        return {
+            "total": len(ids),
+            "offset": offset,
+            "items": [self.item(id) for id in ids[offset : offset + limit].tolist()],
+        }
+
+    def search(self, request: SearchRequest, upload: bytes | None = None) -> dict[str, Any]:
+        """Hits of each method that is asked for; `upload` is the file that is searched by."""
+        began = time.perf_counter()
+        token, query = self.queries.understood(request, upload)
+        allowed = None if request.filter is None else self.catalogue.allowed(request.filter)
+        lists, taken = {}, {}
+        for method in _METHODS:
+            if request.method in (method, "both"):
+                start = time.perf_counter()
+                # Both lists are made deep enough to say where a hit of one stands in the other.
+                top = max(request.top, OTHER_RANKS) if request.method == "both" else request.top
+                lists[method] = similar.search(
+                    self.index, query, top, request.seeds, method=method, allowed=allowed,
+                    refine=None if request.refine else 0,
+                )  # fmt: skip
+                taken[method] = _milliseconds(start)
+        ranks = {
+            method: dict(zip(found.ids[:OTHER_RANKS].tolist(), range(1, OTHER_RANKS + 1), strict=False))
+            for method, found in lists.items()
+        }
+        results = {}
+        for method, found in lists.items():
+            others = next((ranks[other] for other in lists if other != method), {})
+            pairs = zip(found.ids[: request.top].tolist(), found.scores[: request.top].tolist(), strict=True)
+            hits = [
+                {**self.item(id), "score": score, "rank": rank, "other_rank": others.get(id)}
+                for rank, (id, score) in enumerate(pairs, 1)
+            ]
+            results[method] = {"took_ms": taken[method], "hits": hits}
+        return {"query": token, "took_ms": _milliseconds(began), "results": results}
+
+    def explain(self, token: str, item: int, seeds: int) -> dict[str, Any]:
+        """Why an item has its score for a query, by the query's token."""
+        shown = self.item(item)
+        told = explain.explain(self.index, similar.start(self.index, self.queries.recalled(token), seeds), item)
+        chain = told.chain and {**told.chain._asdict(), "nodes": [self.item(node) for node in told.chain.nodes]}
+        return {
+            "item": shown,
+            "score": told.score,
+            "contributions": [{**one._asdict(), "seed": self.item(one.seed)} for one in told.contributions],
+            "chain": chain,
+            "chain_missing": told.chain_missing,
+        }
+
+
+def _milliseconds(start: float) -> float:
+    return round(1000 * (time.perf_counter() - start), 3)

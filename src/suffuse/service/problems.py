@@ -1,0 +1,121 @@
+"""Every error of the service in one shape: {"error": {"code", "message", "hint"}}, never a path or a trace."""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from suffuse.errors import IndexProblem, InvalidInput, InvalidParams
+
+logger = logging.getLogger(__name__)
+
+_CODES = {
+    401: "unauthorized",
+    404: "not_found",
+    405: "invalid_request",
+    409: "unsupported",
+    413: "too_large",
+    415: "unsupported",
+    500: "internal",
+    503: "busy",
+    504: "timeout",
+}
+_INTERNAL = "something went wrong in the service; its log says what"
+# Complaints of one request that are told: a body can be wrong in a thousand places.
+_MOST_COMPLAINTS = 3
+
+
+class Problem(Exception):
+    """What a request gets instead of an answer."""
+
+    def __init__(
+        self, status: int, message: str, hint: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.hint, self.headers = status, message, hint, headers
+
+
+class Json(Response):
+    """An answer written by orjson; numbers that are not finite become null."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The bytes."""
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def answer(problem: Problem) -> Json:
+    """The one shape of all errors."""
+    content = {
+        "code": _CODES.get(problem.status, "invalid_request"),
+        "message": problem.message,
+        "hint": problem.hint,
+    }
+    headers = dict(problem.headers or {})
+    if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers.setdefault("Retry-After", "1")
+    return Json({"error": content}, status_code=problem.status, headers=headers)
+
+
+def problem_of(error: Exception) -> Problem:
+    """Any error as what the client is told."""
+    match error:
+        case Problem():
+            return error
+        case RequestValidationError() | ValidationError():
+            return Problem(422, _complaints(error))
+        case HTTPException():
+            headers = dict(error.headers) if error.headers else None
+            return Problem(error.status_code, _described(error.status_code, str(error.detail)), headers=headers)
+        case InvalidInput() | InvalidParams():
+            return Problem(422, str(error))
+        case IndexProblem():
+            # Its message may hold a path.
+            logger.error("the index cannot be used: %s", error)
+            return Problem(500, "the index is damaged", "run suffuse verify on it")
+    logger.error("a request failed", exc_info=error)
+    return Problem(500, _INTERNAL)
+
+
+def _complaints(error: RequestValidationError | ValidationError) -> str:
+    told = []
+    errors = error.errors()
+    for one in errors[:_MOST_COMPLAINTS]:
+        # Input is not told back: it can be as long as the body.
+        where = ".".join(str(part) for part in one["loc"] if part != "body")[:100]
+        told.append(f"{where}: {one['msg'][:200]}" if where else one["msg"][:200])
+    more = len(errors) - len(told)
+    return "; ".join(told) + (f"; and {more} more" if more > 0 else "")
+
+
+def _described(status: int, detail: str) -> str:
+    if status == HTTPStatus.NOT_FOUND:
+        return "there is nothing at this address"
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        return "this address does not take that method"
+    return detail
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the app's routes an answer of this shape."""
+
+    async def handle(_request: Request, error: Exception) -> Response:
+        return answer(problem_of(error))
+
+    for kind in (
+        Problem,
+        RequestValidationError,
+        ValidationError,
+        HTTPException,
+        InvalidInput,
+        InvalidParams,
+        IndexProblem,
+    ):
+        app.add_exception_handler(kind, handle)
