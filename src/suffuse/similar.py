@@ -80,7 +80,7 @@ def search(
     """The `top` best images for one query, those of the query left out; fewer only if there are no more.
 
     seeds    nearest elements of each vector whose columns are summed
-    method   "diffusion"; or "knn": the mean similarity to what is wanted minus NEGATIVE times that to what is not
+    method   "diffusion"; or "knn": by similarity alone, see `_likeness`
     refine   as for `Index.search`; with pictures that are not wanted see `_second_look`
     allowed  (images,), which images may be hits: others are dropped before the second look, so it looks at these only
     """

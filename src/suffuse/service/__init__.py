@@ -7,6 +7,8 @@ guard      what happens to every request before and after its route: token, size
 metrics    counts and times for Prometheus
 catalogue  names and metadata of all pictures, and filters on them
 pictures   files under the image root: thumbnails, uploads
+queries    what a request looks for, and the queries that are remembered
+work       threads, so that the event loop never waits
 engine     an index and all of the above, without HTTP
 routes     the endpoints
 app        the whole
