@@ -1,6 +1,7 @@
 """The grid of R-MAC and the poolings, each beside its slow and obvious twin."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ def grid_twin(height, width):
     shorter, longer = min(height, width), max(height, width)
     best, best_error = 0, math.inf
     for extra in (1, 2, 3, 4, 5, 6):
-        step = (longer - shorter) / extra
-        error = abs((shorter * shorter - shorter * step) / (shorter * shorter) - 0.4)
+        step = Fraction(longer - shorter, extra)
+        error = abs((shorter * shorter - shorter * step) / (shorter * shorter) - Fraction(4, 10))
         if error < best_error:
             best, best_error = extra, error
     found = []

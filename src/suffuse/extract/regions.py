@@ -4,6 +4,7 @@ Tolias, Sicre and Jégou, "Particular object retrieval with integral max-pooling
 square regions at three scales; each is max-pooled and scaled to unit length; their sum, scaled, describes the picture.
 """
 
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,9 @@ def grid(height: int, width: int, scales: int = SCALES, overlap: float = OVERLAP
     shorter, longer = min(height, width), max(height, width)
     more = 0
     if longer > shorter:
-        more = min(range(1, 7), key=lambda extra: abs(1 - (longer - shorter) / extra / shorter - overlap))
+        # As fractions: ties are real, and rounding must not break them.
+        wanted = 1 - Fraction(str(overlap))
+        more = min(range(1, 7), key=lambda extra: abs(Fraction(longer - shorter, extra * shorter) - wanted))
     regions = []
     for scale in range(1, scales + 1):
         side = 2 * shorter // (scale + 1)
