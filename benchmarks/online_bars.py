@@ -25,6 +25,7 @@ _RECALL = 0.99
 def combine(bench: Bench) -> Iterator[Row]:
     """The combination of ten columns and the best 100, and what the second look adds; one thread, warm."""
     index, seeds = _open(bench), bench.seeds
+    index.combine(seeds.ids[:_COUNT], seeds.sims[:_COUNT], TOP, refine=REFINE)  # warm: all that is read is in memory
     with single_thread():
         plain, refined = interleaved_queries(
             _COUNT,
@@ -83,6 +84,7 @@ def hnsw(bench: Bench) -> Iterator[Row]:
     path, measured = bench.built(params)
     index, rows = Index.open(path), bench.queries
     recall = seed_recall(path, bench)
+    index.search(rows[:_COUNT], TOP, SEEDS, refine=0)  # warm, as above
     # Beside the exact search of the same index, which shows whether it was HNSW that answered.
     with single_thread():
         ours, exact = interleaved_queries(
@@ -136,6 +138,7 @@ def online(bench: Bench) -> Iterator[Row]:
     if quick is not None:
         by_hnsw = Index.open(bench.built(quick)[0])
         ways.append(lambda q: by_hnsw.search(rows[q : q + 1], TOP, SEEDS, refine=0))
+        by_hnsw.search(rows[:_ONLINE_COUNT], TOP, SEEDS, refine=0)  # warm, as above
     with single_thread():
         times = interleaved_queries(_ONLINE_COUNT, *ways)
         same = [_overlap(ways[0](q).ids[0], diffuse(q)) for q in range(_ONLINE_COUNT)]
