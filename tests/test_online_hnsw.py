@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import suffuse
+import suffuse.arrays
 import suffuse.online
 from data import curves, scattered
 from indexes import SHORT, same_hits
@@ -83,17 +84,21 @@ def test_ef_must_be_a_whole_number_from_one(linked, ef):
         Index.open(linked).search(scattered(np.random.default_rng(1), 1, 12), ef=ef)
 
 
-def test_rows_are_asked_for_beforehand_until_a_search_reads_nothing_from_disk(linked, monkeypatch):
-    asked, read = [], iter([0, 7, 7, 7, 7, 9])
+def test_what_is_read_next_is_asked_for_beforehand_while_searches_read_from_disk(linked, monkeypatch):
+    # Blocks read before and after the seeds of a search, and before and after its columns.
+    read = iter([0, 7, 7, 9, 9, 9, 9, 9, 9, 12, 12, 12, 12, 12, 12, 12])
+    seeds, columns = [], []
     monkeypatch.setattr(suffuse.online, "blocks_read", lambda: next(read))
     find = suffuse.online.nearest_by_hnsw
     monkeypatch.setattr(
-        suffuse.online, "nearest_by_hnsw", lambda *rest, fetch: asked.append(fetch) or find(*rest, fetch=fetch)
+        suffuse.online, "nearest_by_hnsw", lambda *rest, fetch: seeds.append(fetch) or find(*rest, fetch=fetch)
     )
-    index, queries = Index.open(linked), scattered(np.random.default_rng(1), 3, 12)
-    for query in queries:
-        index.search(query[None])
-    assert asked == [True, True, False]
+    monkeypatch.setattr(suffuse.arrays.Mapped, "will_need", lambda _, ranges: columns.append((query, len(ranges))))
+    index = Index.open(linked)
+    for query, vector in enumerate(scattered(np.random.default_rng(1), 4, 12)):
+        index.search(vector[None], seeds=6)
+    assert seeds == [True, True, False, True]
+    assert columns == [(0, 6), (1, 6)]
 
 
 def test_a_graph_along_the_links_of_the_seeds_is_that_of_exact_search(features, tmp_path):

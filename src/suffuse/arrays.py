@@ -19,6 +19,13 @@ from numpy.typing import DTypeLike, NDArray
 
 from suffuse.errors import IndexBroken
 
+resource: Any
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+_THREAD = getattr(resource, "RUSAGE_THREAD", 0)
+
 # How a file that is being written ends; one that still does was left behind by a crash.
 UNFINISHED = ".tmp"
 
@@ -54,11 +61,7 @@ class Mapped(NamedTuple):
 
 def blocks_read() -> int:
     """Blocks that this thread has read from disk so far; always 0 where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_inblock
+    return 0 if resource is None else resource.getrusage(_THREAD).ru_inblock
 
 
 def write_bytes(path: Path, parts: Iterable[bytes | memoryview]) -> None:

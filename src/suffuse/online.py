@@ -58,8 +58,8 @@ class Index:
         self._stored = stored
         # What kernels call columns: indptr, codes and scales, or indptr, rows and values.
         self._columns = (stored.indptr, *(_kernel_view(mapped.array) for mapped in stored.columns))
-        # Whether the last search by HNSW still had to read from disk, so that the next one should ask beforehand.
-        self._on_disk = True
+        # Whether the last search read links or columns from disk, so that the next one should ask for them beforehand.
+        self._links_on_disk = self._columns_on_disk = True
         # What is summed at query time: the regions of images, unless the columns hold images already.
         owners = None if is_pooled(stored) else stored.owners
         self._owners = np.empty(0, np.uint32) if owners is None else owners.view(np.uint32)
@@ -225,8 +225,8 @@ class Index:
             found = nearest(rows, self.features, seeds)
         else:
             before = blocks_read()
-            found = nearest_by_hnsw(rows, self.features, graph, seeds, width, fetch=self._on_disk)
-            self._on_disk &= blocks_read() != before
+            found = nearest_by_hnsw(rows, self.features, graph, seeds, width, fetch=self._links_on_disk)
+            self._links_on_disk = blocks_read() != before
         weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
         return Seeds(query_ptr * seeds, found.ids.ravel(), weights.ravel())
 
@@ -264,11 +264,12 @@ class Index:
         Ids are images; elements if `by_element`, where the columns are not pooled.
         """
         stored = self._stored
-        # Scales are small enough to come by themselves.
-        mapped = stored.columns[:1] if is_coded(stored) else stored.columns
-        ranges = list(zip(stored.indptr[y.ids].tolist(), stored.indptr[y.ids + 1].tolist(), strict=True))
-        for array in mapped:
-            array.will_need(ranges)
+        before = blocks_read()
+        if self._columns_on_disk:
+            ranges = list(zip(stored.indptr[y.ids].tolist(), stored.indptr[y.ids + 1].tolist(), strict=True))
+            # Scales are small enough to come by themselves.
+            for array in stored.columns[:1] if is_coded(stored) else stored.columns:
+                array.will_need(ranges)
         m = len(y.query_ptr) - 1
         ids, scores = np.zeros((m, top), np.int64), np.zeros((m, top), np.float32)
         counts = np.empty(m, np.int64)
@@ -277,6 +278,7 @@ class Index:
             self._owners[:0] if by_element else self._owners, len(self.features) if by_element else len(self),
             ids, scores, counts,
         )  # fmt: skip
+        self._columns_on_disk = blocks_read() != before
         if (least := counts.min()) < 0:
             raise _broken(
                 least, f"{'codes' if is_coded(stored) else 'rows'}.npy or owners.npy holds ids that do not exist"
