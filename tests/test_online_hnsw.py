@@ -87,16 +87,16 @@ def test_ef_must_be_a_whole_number_from_one(linked, ef):
 def test_what_is_read_next_is_asked_for_beforehand_while_searches_read_from_disk(linked, monkeypatch):
     # Blocks read before and after the seeds of a search, and before and after its columns.
     read = iter([0, 7, 7, 9, 9, 9, 9, 9, 9, 12, 12, 12, 12, 12, 12, 12])
-    seeds, columns = [], []
+    seeds, columns, asked = [], [], []
     monkeypatch.setattr(suffuse.online, "blocks_read", lambda: next(read))
     find = suffuse.online.nearest_by_hnsw
     monkeypatch.setattr(
         suffuse.online, "nearest_by_hnsw", lambda *rest, fetch: seeds.append(fetch) or find(*rest, fetch=fetch)
     )
-    monkeypatch.setattr(suffuse.arrays.Mapped, "will_need", lambda _, ranges: columns.append((query, len(ranges))))
+    monkeypatch.setattr(suffuse.arrays.Mapped, "will_need", lambda _, ranges: columns.append((len(asked), len(ranges))))
     index = Index.open(linked)
-    for query, vector in enumerate(scattered(np.random.default_rng(1), 4, 12)):
-        index.search(vector[None], seeds=6)
+    for vector in scattered(np.random.default_rng(1), 4, 12):
+        asked.append(index.search(vector[None], seeds=6))
     assert seeds == [True, True, False, True]
     assert columns == [(0, 6), (1, 6)]
 
