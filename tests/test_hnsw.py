@@ -74,12 +74,10 @@ def proposed(queries, features, graph, ef, room, fetch=False):
 
 
 def test_what_is_asked_for_beforehand_changes_no_answer(tmp_path):
-    features = scattered(np.random.default_rng(5), 400, 16)
+    features, queries = (scattered(np.random.default_rng(n), n, 16) for n in (400, 20))
     graph = build_hnsw(features)
     np.save(tmp_path / "features.npy", features)
-    mapped = np.load(tmp_path / "features.npy", mmap_mode="r")
-    queries = scattered(np.random.default_rng(6), 20, 16)
-    for array in (features, np.asarray(mapped)):
+    for array in (features, np.asarray(np.load(tmp_path / "features.npy", mmap_mode="r"))):
         assert proposed(queries, array, graph, 40, 20, fetch=True) == proposed(queries, features, graph, 40, 20)
 
 

@@ -1,15 +1,21 @@
 """The bound of memory: an estimate that grows with everything, and threads that fit below it."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import suffuse
-from data import scattered
+from data import clusters, scattered
 from suffuse import Params
+from suffuse.blocks import block_rows
 from suffuse.errors import InvalidParams
 from suffuse.memory import GIGABYTE, needed, threads_that_fit
+from suffuse.shards import shard_starts
 
 SIZES = {"shard_rows": 12_288, "block_rows": 2048}
 
@@ -42,3 +48,28 @@ def test_a_build_that_does_not_fit_is_refused_with_what_it_needs(tmp_path):
         suffuse.build(features, tmp_path / "x.index", Params(k=5), memory=0.1)
     assert not list(tmp_path.iterdir())
     suffuse.build(features, tmp_path / "x.index", Params(k=5), memory=2)
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+import numpy as np
+import suffuse
+from suffuse import Params
+features, index, truncation, memory = sys.argv[1:]
+suffuse.build(np.load(features, mmap_mode="r"), index, Params(truncation=int(truncation)), memory=float(memory))
+print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("truncation", [1000, 5000])
+def test_a_build_stays_below_the_memory_it_was_given(tmp_path, truncation):
+    features = clusters(np.random.default_rng(0), 12_000, 512, count=200)
+    np.save(tmp_path / "features.npy", features)
+    sizes = {"shard_rows": shard_starts(12_000, block_rows(12_000)).step, "block_rows": block_rows(12_000)}
+    bound = needed(12_000, 512, Params(truncation=truncation), 1, **sizes, given=features.nbytes) / GIGABYTE
+    arguments = [tmp_path / "features.npy", tmp_path / "x.index", str(truncation), f"{bound + 1e-6:.6f}"]
+    answer = subprocess.run([sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert int(answer.stdout) * 1024 <= bound * GIGABYTE * (1 + 1e-5)

@@ -10,35 +10,53 @@ from suffuse.params import Params
 
 GIGABYTE = 1e9
 
-# Python with numpy, scipy, numba and faiss.
-_PROGRAM = 250e6
+# Python with numpy, scipy, numba and faiss, and what their allocators keep.
+_PROGRAM = 350e6
 # Arrays of keys in a pair of shards: two lists of twice the length, and their sorted copies.
 _COPIES_OF_KEYS = 8
 # Bytes per node of what a thread walks and solves with (kernels.walk, and positions).
 _SCRATCH = 44
 # Bytes per possible edge: list entries, indices, affinities, transition, and the copy that counts components.
-_EDGE = 40
+_EDGE = 44
+# Bytes per element of the links of HNSW, while faiss makes them and as they are copied out.
+_LINKS = 2 * 264
 
 
-def needed(n: int, dimensions: int, params: Params, jobs: int, *, shard_rows: int, block_rows: int) -> float:
-    """Bytes that a build of n elements holds at most, on so many threads."""
+def needed(
+    n: int, dimensions: int, params: Params, jobs: int, *, shard_rows: int, block_rows: int, given: float = 0.0
+) -> float:
+    """Bytes that a build of n elements holds at most, on so many threads; `given` are those of the features given."""
     features = 4.0 * n * dimensions
     pairs = jobs * (shard_rows * proposals(params.k, n) * 8.0 * _COPIES_OF_KEYS + 4.0 * TILE * TILE)
     lists = float(n) * min(params.k, n)
     wanted = max(params.keep, params.truncation if params.support == "features" else 0)
     columns = 12 * lists + jobs * (_SCRATCH * n + 24.0 * block_rows * min(wanted, n))
-    return _PROGRAM + max(features + pairs, _EDGE * lists, features + columns)
+    linked = "hnsw" in (params.seed_search, params.graph_search, params.support_search)
+    links = features + _LINKS * n if linked else 0.0  # faiss has a copy of the features
+    return _PROGRAM + given + features + max(pairs, _EDGE * lists, columns, links)
 
 
 def threads_that_fit(
-    gigabytes: float, n: int, dimensions: int, params: Params, jobs: int, *, shard_rows: int, block_rows: int
+    gigabytes: float,
+    n: int,
+    dimensions: int,
+    params: Params,
+    jobs: int,
+    *,
+    shard_rows: int,
+    block_rows: int,
+    given: float = 0.0,
 ) -> int:
     """The most threads, `jobs` at most, with which a build stays below so many gigabytes."""
-    sizes = {"shard_rows": shard_rows, "block_rows": block_rows}
+
+    def bytes_of(threads: int) -> float:
+        sizes = {"shard_rows": shard_rows, "block_rows": block_rows}
+        return needed(n, dimensions, params, threads, **sizes, given=given)
+
     for threads in range(jobs, 0, -1):
-        if needed(n, dimensions, params, threads, **sizes) <= gigabytes * GIGABYTE:
+        if bytes_of(threads) <= gigabytes * GIGABYTE:
             return threads
-    least = needed(n, dimensions, params, 1, **sizes) / GIGABYTE
+    least = bytes_of(1) / GIGABYTE
     raise InvalidParams(
         f"memory must be at least {least:.1f} GB for {n:,} elements of {dimensions} dimensions, got {gigabytes:g};"
         " whiten to fewer dimensions, or lower k"

@@ -102,7 +102,7 @@ def build(
     if names is not None and owners is not None:
         images = max(images, len(names))  # the last images may have no regions
     items = None if names is None else check_items(names, images)
-    workers = _workers(executor, _fitting(jobs, memory, n, params.whiten or features.shape[1], params))
+    workers = _workers(executor, _fitting(jobs, memory, features, params))
     try:
         refuse_overwriting(final, force)
         plan = _plan(features, params, owners, items)
@@ -227,12 +227,15 @@ def _none_left_running(futures: Collection[Future[None]]) -> Iterator[None]:
         raise
 
 
-def _fitting(jobs: int | None, memory: float | None, n: int, dimensions: int, params: Params) -> int | None:
+def _fitting(jobs: int | None, memory: float | None, features: NDArray[Any], params: Params) -> int | None:
     """The number of jobs, lowered to what fits into so many gigabytes, where a bound is given."""
     if memory is None:
         return jobs
-    sizes = {"shard_rows": shard_starts(n, block_rows(n)).step, "block_rows": block_rows(n)}
-    return threads_that_fit(memory, n, dimensions, params, jobs or _cores(), **sizes)
+    n, dimensions = len(features), params.whiten or features.shape[1]
+    return threads_that_fit(
+        memory, n, dimensions, params, jobs or _cores(),
+        shard_rows=shard_starts(n, block_rows(n)).step, block_rows=block_rows(n), given=features.nbytes,
+    )  # fmt: skip
 
 
 def _workers(executor: Executor | None, jobs: int | None) -> contextlib.AbstractContextManager[Executor]:
