@@ -35,14 +35,15 @@ def finished_blocks(path):
 
 
 def finished_tasks(path):
-    """Tasks whose last file is there: blocks, and pairs of shards unless they are no longer needed."""
+    """Tasks whose last file is there: blocks, and pairs of shards and edges unless they are no longer needed."""
     work = path.with_name(path.name + ".building")
     pairs = [file.stem.split("-") for file in work.glob("pairs/*.npy")]
     later = [a >= b for a, b in pairs]  # of the two files of a pair, the one of the later shard comes last
     n = json.loads((work / "plan.json").read_bytes())["features"]["shape"][0] if (work / "plan.json").exists() else 0
     if len(list(work.glob("neighbors/*.npz"))) == len(block_starts(n)):
         later = []
-    return sum(later) + finished_blocks(path)
+    edges = [] if (work / "graph" / "summary.json").exists() else list(work.glob("edges/*.npz"))
+    return sum(later) + len(edges) + finished_blocks(path)
 
 
 class Given:

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 import suffuse
 from data import clusters, duplicated, seeds_of_rng
 from suffuse import Index, Params
-from suffuse.cells import by_row, make_cells, nearest_in_cells
-from suffuse.neighbors import nearest_to_rows
+from suffuse.cells import make_cells, nearest_in_cells
+from suffuse.neighbors import Neighbors, nearest_to_rows
+
+
+def lists_by_element(features, cells, k):
+    """The lists of all elements; they are found in the order of positions."""
+    found, place = nearest_in_cells(features, cells, 0, len(features), k), np.argsort(cells.order)
+    return Neighbors(found.ids[place], found.sims[place])
 
 
 @settings(deadline=None, max_examples=30)
@@ -21,7 +27,7 @@ def test_every_list_holds_the_nearest_of_the_cells_that_were_visited(seed, n, pr
     features = duplicated(rng, n, 5, max(1, n // 3)) if repeated else clusters(rng, n, 5)
     cells, k = make_cells(features, probes), min(k, n)
     assert sorted(cells.order.tolist()) == list(range(n))
-    found = by_row(cells, nearest_in_cells(features, cells, 0, n, k))
+    found = lists_by_element(features, cells, k)
     sims = features.astype(np.float64) @ features.T.astype(np.float64)
     for cell in range(len(cells.starts) - 1):
         visited = np.concatenate([cells.order[cells.starts[c] : cells.starts[c + 1]] for c in cells.near[cell]])
@@ -47,7 +53,7 @@ def test_lists_do_not_depend_on_the_block(seed, cut):
 def test_all_cells_find_what_exact_search_finds():
     features = clusters(np.random.default_rng(2), 300, 8, spread=0.5)
     cells = make_cells(features, 10_000)
-    found = by_row(cells, nearest_in_cells(features, cells, 0, 300, 20))
+    found = lists_by_element(features, cells, 20)
     expected = nearest_to_rows(features, 0, 300, 20)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.sims, expected.sims)

@@ -130,7 +130,7 @@ def test_a_build_that_is_killed_again_and_again_gets_there(given, tmp_path):
 def test_two_builds_of_one_path_at_once_are_told_apart(given, tmp_path):
     path = tmp_path / "x.index"
     pairs = tmp_path / "x.index.building" / "pairs"
-    with child(given, path, hold=["graph", 0]) as process:
+    with child(given, path, hold=["lists", 0]) as process:
         wait_until(lambda: finished_blocks(path) == BLOCKS and not pairs.exists(), process)
         before = directory_bytes(tmp_path)
         for features, params in (

@@ -90,7 +90,7 @@ def read_only_installation(tmp_path_factory):
 def _import_kernels(site, **environment):
     program = (
         "import suffuse.kernels.mutual as kernel, numba\n"
-        "stats = kernel.count_edges.stats\n"
+        "stats = kernel.fill_affinity.stats\n"
         "print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()), repr(numba.config.CACHE_DIR))"
     )
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("NUMBA", "XDG", "PYTHON"))}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import reference
 from data import clusters, duplicated, lattice, network, scattered, seeds_of_rng
 from suffuse.graph import Graph, order_along, reordered
-from suffuse.kernels.mutual import count_edges, fill_affinity, normalize_affinity
+from suffuse.kernels.mutual import fill_affinity, normalize_affinity, sum_rows
 from suffuse.kernels.similarity import rank_pairs, scan
 from suffuse.kernels.solve import solve_on_supports
 from suffuse.kernels.walk import walk_supports
@@ -94,30 +94,30 @@ def random_lists(rng, n, k):
     return ids, np.take_along_axis(np.maximum(pairs, pairs.T), ids, axis=1)
 
 
-def edges_of(ids, sims, gamma):
-    """A in compressed rows by the two kernels that count and fill."""
-    indptr = np.empty(len(ids) + 1, np.uint64)
-    count_edges(ids, sims, gamma, indptr)
-    indptr = np.cumsum(indptr)
-    indices, weights = np.empty(int(indptr[-1]), np.uint32), np.empty(int(indptr[-1]))
-    fill_affinity(ids, sims, gamma, indptr, indices, weights)
-    return indptr, indices, weights
+def rows_of_affinity(ids, sims, gamma, start, stop):
+    """Rows of A in compressed form, by the kernel."""
+    indptr, most = np.empty(stop - start + 1, np.uint64), (stop - start) * ids.shape[1]
+    indices, weights = np.empty(most, np.uint32), np.empty(most)
+    fill_affinity(ids, sims, gamma, start, indptr, indices, weights)
+    return indptr, indices[: int(indptr[-1])], weights[: int(indptr[-1])]
 
 
 @settings(deadline=None, max_examples=50)
-@given(seed=seeds_of_rng, n=st.integers(2, 30), share=st.floats(0.1, 1.0), gamma=st.floats(0.5, 10.0))
-def test_affinity_and_transition_equal_their_definitions(seed, n, share, gamma):
+@given(seed=seeds_of_rng, n=st.integers(2, 30), share=st.floats(0.1, 1.0), gamma=st.floats(0.5, 10.0), data=st.data())
+def test_rows_of_affinity_and_transition_equal_their_definitions(seed, n, share, gamma, data):
     ids, sims = random_lists(np.random.default_rng(seed), n, max(1, int(share * n)))
-    indptr, indices, weights = edges_of(ids, sims, gamma)
+    start, stop = sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True)))
+    indptr, indices, weights = rows_of_affinity(ids, sims, gamma, start, stop)
     a = reference.affinity(ids, sims, gamma)
-    expected = reference.compressed(a)
+    expected = reference.compressed(a[start:stop])
     np.testing.assert_array_equal(indptr, expected[0])
     np.testing.assert_array_equal(indices, expected[1])
     np.testing.assert_allclose(weights, expected[2], rtol=1e-14)
-    degrees, s = np.empty(n), np.empty_like(weights)
-    normalize_affinity(indptr, indices, weights, degrees, s)
-    np.testing.assert_allclose(degrees, a.sum(axis=1), rtol=1e-14)
-    np.testing.assert_allclose(s, reference.compressed(reference.transition(a))[2], rtol=1e-13)
+    degrees, s = np.empty(stop - start), np.empty_like(weights)
+    sum_rows(indptr, weights, degrees)
+    np.testing.assert_allclose(degrees, a[start:stop].sum(axis=1), rtol=1e-14)
+    normalize_affinity(indptr, indices, weights, start, a.sum(axis=1), s)
+    np.testing.assert_allclose(s, reference.compressed(reference.transition(a)[start:stop])[2], rtol=1e-13)
 
 
 # --- walk

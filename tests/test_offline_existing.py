@@ -63,7 +63,7 @@ def test_finished_blocks_are_not_computed_again(features, expected, tmp_path, mo
     def never(*args):
         raise AssertionError("this was done already")
 
-    for task in ("neighbors_task", "graph_task", "columns_task"):
+    for task in ("neighbors_task", "lists_task", "edges_task", "graph_task", "columns_task"):
         monkeypatch.setattr(offline, task, never)
     assert build(features, tmp_path / "x.index", PARAMS).resumed == 10
     assert directory_bytes(tmp_path / "x.index") == expected["graph"]

@@ -1,8 +1,7 @@
 """Files that appear whole or not at all, and .npy files as memory maps."""
 
+import contextlib
 import hashlib
-import io
-import itertools
 import json
 import math
 import mmap
@@ -10,9 +9,9 @@ import os
 import threading
 import tokenize
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -64,7 +63,8 @@ def blocks_read() -> int:
     return 0 if resource is None else resource.getrusage(_THREAD).ru_inblock
 
 
-def write_bytes(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Write beside, flush, rename: a crash leaves the old file or none, never half a one.
 
     Written by `write`, not through a memory map: on a full disk that is an error, and not a SIGBUS.
@@ -72,14 +72,20 @@ def write_bytes(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
     try:
         with beside.open("wb") as stream:
-            for part in parts:
-                stream.write(part)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def write_bytes(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """A file of parts that follow each other."""
+    with written_whole(path) as stream:
+        for part in parts:
+            stream.write(part)
 
 
 def write_array(path: Path, array: NDArray[Any]) -> None:
@@ -89,10 +95,22 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
 
 def write_blocks(path: Path, dtype: DTypeLike, shape: tuple[int, ...], blocks: Iterable[NDArray[Any]]) -> None:
     """A .npy file of that type and shape from blocks that follow each other, never held whole in memory."""
-    header = io.BytesIO()
-    description = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, description)
-    write_bytes(path, itertools.chain([header.getvalue()], (np.ascontiguousarray(block).data for block in blocks)))
+    write_side_by_side({path: (dtype, shape)}, ((block,) for block in blocks))
+
+
+def write_side_by_side(
+    files: Mapping[Path, tuple[DTypeLike, tuple[int, ...]]], blocks: Iterable[Iterable[NDArray[Any]]]
+) -> None:
+    """Several .npy files of those types and shapes at once: of each tuple of blocks one goes into each file."""
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(written_whole(path)) for path in files]
+        types = [dtype for dtype, _ in files.values()]
+        for stream, (dtype, shape) in zip(streams, files.values(), strict=True):
+            header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(stream, header)
+        for parts in blocks:
+            for stream, dtype, part in zip(streams, types, parts, strict=True):
+                stream.write(np.ascontiguousarray(part, dtype).data)
 
 
 def write_json(path: Path, value: Any) -> None:

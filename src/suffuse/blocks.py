@@ -8,6 +8,8 @@ A working directory holds everything that tasks read and write:
     search/cells-*.npy    the cells of the features, where the graph is searched by them
     pairs/A-B.npy         keys of the nearest in shard B of the rows of shard A (see `shards`)
     neighbors/START.npz   ids and sims of a block of rows
+    lists/*.npy           the same of all rows, by element
+    edges/START.npz       the affinity A of a block of rows, and their sums
     graph/*.npy           alpha S, the order of its nodes, and summary.json
     columns/START.npz     columns of a block of nodes, in that order
 
@@ -18,7 +20,7 @@ import functools
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,17 +28,20 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from suffuse import approximate
-from suffuse.arrays import map_array, write_array, write_blocks, write_bytes, write_json
-from suffuse.cells import Cells, by_row, make_cells, nearest_in_cells
+from suffuse.arrays import map_array, write_array, write_blocks, write_bytes, write_json, write_side_by_side
+from suffuse.cells import Cells, make_cells, nearest_in_cells
 from suffuse.codes import Codes, decode, encode
 from suffuse.diffusion import Entries, columns, group_size, image_vectors, places_of, take
-from suffuse.graph import Graph, affinity, order_along, reordered, summarize, transition
+from suffuse.graph import Graph, affinity, degrees_of, inverse, order_along, renumbered, summarize, transition
 from suffuse.hnsw import HnswGraph, build_hnsw, nearest_by_hnsw
 from suffuse.kernels.lanes import LANES
 from suffuse.manifest import ARRAY_TYPES, GRAPH_FILES
 from suffuse.neighbors import Features, Find, Neighbors, load_faiss, nearest_to_rows, one_thread
 from suffuse.params import GraphSearch, Params
 from suffuse.shards import between, merged, shard_starts, within
+
+_LIST_TYPES = {"ids": np.int32, "sims": np.float32}
+_GRAPH_TYPES = dict(zip(Graph._fields, (np.uint64, np.uint32, np.float64), strict=True))
 
 
 class ColumnCounts(NamedTuple):
@@ -184,39 +189,103 @@ def neighbors_task(work: str, start: int, stop: int) -> None:
     _write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)
 
 
-def graph_task(work: str, n: int) -> None:
-    """alpha S from all k-NN lists, its nodes numbered along the graph if walks are to follow it."""
+def lists_task(work: str, n: int) -> None:
+    """The k-NN lists of all blocks in two files by element, which the next stages map."""
     directory, params = Path(work), _params(Path(work))
+    shape = (n, min(params.k, n))
 
-    def joined(name: str) -> NDArray[Any]:
+    def parts(name: str) -> Iterator[NDArray[Any]]:
         # One file open at a time: a large build has more blocks than a process may have open files.
-        return np.concatenate([np.load(block_path(directory, "neighbors", start))[name] for start in block_starts(n)])
+        return (np.load(block_path(directory, "neighbors", start))[name] for start in block_starts(n))
 
-    lists = Neighbors(joined("ids"), joined("sims"))
-    if params.graph_search == "cells":
-        lists = by_row(_cells(directory), lists)
-    s = transition(affinity(lists, params.gamma))
-    alpha_s = s._replace(weights=params.alpha * s.weights)
+    for name, dtype in _LIST_TYPES.items():
+        path = directory / "lists" / f"{name}.npy"
+        if params.graph_search != "cells":
+            write_blocks(path, dtype, shape, parts(name))
+            continue
+        by_position, place = path.with_name("positions.npy"), inverse(_cells(directory).order.view(np.uint32))
+        write_blocks(by_position, dtype, shape, parts(name))
+        lists = map_array(by_position).array
+        blocks = (place[start : start + block_rows(n)] for start in block_starts(n))
+        write_blocks(path, dtype, shape, (lists[positions] for positions in blocks))
+
+
+def _lists(directory: Path) -> Neighbors:
+    return Neighbors(*(map_array(directory / "lists" / f"{name}.npy").array for name in _LIST_TYPES))
+
+
+def edges_task(work: str, start: int, stop: int) -> None:
+    """The rows start..stop of the affinity A, with their sums: the degrees of these nodes."""
+    directory, params = Path(work), _params(Path(work))
+    a = affinity(_lists(directory), params.gamma, range(start, stop))
+    _write_npz(block_path(directory, "edges", start), **a._asdict(), degrees=degrees_of(a))
+
+
+def graph_task(work: str, n: int) -> None:
+    """alpha S from all edges, its nodes numbered along the graph if walks are to follow it.
+
+    Rows come and go in blocks; what is held is a few numbers per node, and files that are mapped.
+    """
+    directory, params = Path(work), _params(Path(work))
+    counts, degrees = (np.concatenate(parts) for parts in zip(*_counts_and_degrees(directory, n), strict=True))
+
+    def rows_of_s() -> Iterator[Graph]:
+        for start in block_starts(n):
+            with np.load(block_path(directory, "edges", start)) as a:
+                yield transition(Graph(*(a[name] for name in Graph._fields)), start, degrees)
+
     if params.with_graph:
-        kept: tuple[NDArray[Any], ...] = (s.indptr, s.indices, s.weights)
-        for file, part in zip(GRAPH_FILES, kept, strict=True):
-            write_array(directory / "index" / file, part.astype(ARRAY_TYPES[file][0]))
+        _write_graph({directory / "index" / file: ARRAY_TYPES[file][0] for file in GRAPH_FILES}, counts, rows_of_s())
+    files = {directory / "graph" / f"{name}.npy": dtype for name, dtype in _GRAPH_TYPES.items()}
     order = np.arange(n, dtype=np.uint32)
+    _write_graph(files, counts, (s._replace(weights=params.alpha * s.weights) for s in rows_of_s()))
+    alpha_s = _alpha_s(directory)
+    summary = summarize(alpha_s)
     if params.support == "graph":
         order = order_along(alpha_s, group_size(params))
-        alpha_s = reordered(alpha_s, order)
-    for name, array in {**alpha_s._asdict(), "order": order}.items():
-        write_array(directory / "graph" / f"{name}.npy", array)
-    # Hubs are near to everything; mutual edges hide them, the lists show them. Each element lists itself, once.
-    others = lists.ids[:, 1:][lists.ids[:, 1:] != lists.ids[:, :1]]
-    most_listed = 1 + int(np.bincount(others, minlength=1).max())
-    write_json(directory / "graph" / "summary.json", {**summarize(s)._asdict(), "most_listed": most_listed})
+        number = inverse(order)
+        blocks = (order[start : start + block_rows(n)] for start in block_starts(n))
+        rows = (renumbered(alpha_s, nodes, number) for nodes in blocks)
+        _write_graph(files, counts[order], rows)
+    write_array(directory / "graph" / "order.npy", order)
+    write_json(directory / "graph" / "summary.json", {**summary._asdict(), "most_listed": _most_listed(directory, n)})
+
+
+def _counts_and_degrees(directory: Path, n: int) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.float64]]]:
+    for start in block_starts(n):
+        with np.load(block_path(directory, "edges", start)) as a:
+            yield np.diff(a["indptr"]), a["degrees"]
+
+
+def _write_graph(files: dict[Path, Any], counts: NDArray[np.uint64], blocks: Iterable[Graph]) -> None:
+    """A graph from blocks of its rows, into files of those types; `counts` are the entries of each row."""
+    indptr = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts)])
+    (path, dtype), *entries = files.items()
+    write_array(path, indptr.astype(dtype))
+    shape = (int(indptr[-1]),)
+    write_side_by_side(
+        {path: (dtype, shape) for path, dtype in entries}, ((block.indices, block.weights) for block in blocks)
+    )
+
+
+def _alpha_s(directory: Path) -> Graph:
+    return Graph(*(map_array(directory / "graph" / f"{name}.npy").array for name in Graph._fields))
+
+
+def _most_listed(directory: Path, n: int) -> int:
+    """How many list the element that most do. Hubs are near to everything; mutual edges hide them, lists show them."""
+    ids, times = _lists(directory).ids, np.zeros(n, np.int64)
+    for start in block_starts(n):
+        block = ids[start : start + block_rows(n)]
+        others, counts = np.unique(block[:, 1:][block[:, 1:] != block[:, :1]], return_counts=True)
+        times[others] += counts
+    return 1 + int(times.max())  # each element lists itself, once
 
 
 def columns_task(work: str, start: int, stop: int) -> None:
     """Columns of the nodes start..stop, in the order of the graph."""
     directory, params = Path(work), _params(Path(work))
-    alpha_s = Graph(*(map_array(directory / "graph" / f"{name}.npy").array for name in Graph._fields))
+    alpha_s = _alpha_s(directory)
     features = map_array(directory / "index" / "features.npy").array
     owners_path = directory / "index" / "owners.npy"
     owners = map_array(owners_path).array if params.pool == "sum" and owners_path.exists() else None
@@ -246,8 +315,7 @@ def join_columns(work: Path, n: int) -> ColumnCounts:
         write_blocks(index / f"{name}.npy", dtype, joined.shape, (joined[places_of(found, of)[1]] for of in ids))
         (work / "columns" / f"{name}.npy").unlink()
 
-    place = np.empty(n, np.int64)
-    place[order] = np.arange(n)
+    place = inverse(order)
     found = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(block) for block in parts("indptr")]))])
     write_array(index / "indptr.npy", np.concatenate([[0], np.cumsum(np.diff(found)[place])]))
     entries = int(found[-1])

@@ -81,10 +81,3 @@ def _nearest_in_cell(features: Features, cells: Cells, cell: int, rows: NDArray[
         np.hstack([found.ids, np.repeat(rows[:, None], short, axis=1)]),
         np.pad(found.sims, ((0, 0), (0, short))),
     )
-
-
-def by_row(cells: Cells, lists: Neighbors) -> Neighbors:
-    """Lists in the order of positions, put into the order of ids."""
-    ids, sims = np.empty_like(lists.ids), np.empty_like(lists.sims)
-    ids[cells.order], sims[cells.order] = lists
-    return Neighbors(ids, sims)

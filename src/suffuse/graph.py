@@ -1,12 +1,12 @@
 """The mutual k-NN graph: affinity A and transition matrix S."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.kernels.mutual import count_edges, fill_affinity, normalize_affinity
-from suffuse.kernels.order import number_along, renumber
+from suffuse.kernels.mutual import fill_affinity, normalize_affinity, sum_rows
+from suffuse.kernels.order import join_components, number_along, renumber
 from suffuse.neighbors import Neighbors
 
 
@@ -30,23 +30,36 @@ class GraphSummary(NamedTuple):
     largest_component: int
 
 
-def affinity(neighbors: Neighbors, gamma: float) -> Graph:
-    """A (eq. 1): max(sim, 0) ** gamma where i and j are in each other's lists, i != j; else 0."""
+def affinity(neighbors: Neighbors, gamma: float, rows: range | None = None) -> Graph:
+    """A (eq. 1): max(sim, 0) ** gamma where i and j are in each other's lists, i != j; else 0.
+
+    With `rows`, those rows of it alone; for that, the lists may be files that are mapped.
+    """
     ids = np.ascontiguousarray(neighbors.ids).view(np.uint32)
     sims = np.ascontiguousarray(neighbors.sims)
-    indptr = np.empty(len(ids) + 1, np.uint64)
-    count_edges(ids, sims, gamma, indptr)
-    np.cumsum(indptr, out=indptr)
-    indices, weights = np.empty(int(indptr[-1]), np.uint32), np.empty(int(indptr[-1]), np.float64)
-    fill_affinity(ids, sims, gamma, indptr, indices, weights)
-    return Graph(indptr, indices, weights)
+    rows = rows or range(len(ids))
+    indptr, most = np.empty(len(rows) + 1, np.uint64), len(rows) * ids.shape[1]
+    indices, weights = np.empty(most, np.uint32), np.empty(most, np.float64)
+    fill_affinity(ids, sims, gamma, rows.start, indptr, indices, weights)
+    count = int(indptr[-1])
+    return Graph(indptr, indices[:count].copy(), weights[:count].copy())
 
 
-def transition(a: Graph) -> Graph:
-    """S = D^-1/2 A D^-1/2 (eq. 2); a node without neighbours keeps an empty row."""
+def degrees_of(a: Graph) -> NDArray[np.float64]:
+    """The diagonal of D: the sum of each row of A."""
+    degrees = np.empty(len(a.indptr) - 1)
+    sum_rows(a.indptr, a.weights, degrees)
+    return degrees
+
+
+def transition(a: Graph, start: int = 0, degrees: NDArray[np.float64] | None = None) -> Graph:
+    """S = D^-1/2 A D^-1/2 (eq. 2); a node without neighbours keeps an empty row.
+
+    Where `a` holds only the rows of A from `start` on, `degrees` are those of all nodes.
+    """
     weights = np.empty_like(a.weights)
-    normalize_affinity(a.indptr, a.indices, a.weights, np.empty(len(a.indptr) - 1), weights)
-    return Graph(a.indptr, a.indices, weights)
+    normalize_affinity(*a, start, degrees_of(a) if degrees is None else degrees, weights)
+    return a._replace(weights=weights)
 
 
 def order_along(graph: Graph, group: int) -> NDArray[np.uint32]:
@@ -62,32 +75,39 @@ def order_along(graph: Graph, group: int) -> NDArray[np.uint32]:
     return order
 
 
+def inverse(order: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """At which place of the order each node stands."""
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order), dtype=order.dtype)
+    return place
+
+
+def renumbered(graph: Graph, nodes: NDArray[np.uint32], number: NDArray[np.uint32]) -> Graph:
+    """The rows of `nodes`, one after another, where node i is now called number[i]."""
+    indptr = np.zeros(len(nodes) + 1, np.uint64)
+    np.cumsum(graph.indptr[nodes + 1] - graph.indptr[nodes], out=indptr[1:])
+    new = Graph(indptr, np.empty(int(indptr[-1]), np.uint32), np.empty(int(indptr[-1]), np.float64))
+    renumber(nodes, number, *graph, new.indices, new.weights)
+    return new
+
+
 def reordered(graph: Graph, order: NDArray[np.uint32]) -> Graph:
     """The same graph with node order[i] as its node i."""
-    indptr = np.zeros_like(graph.indptr)
-    np.cumsum(np.diff(graph.indptr)[order], out=indptr[1:])
-    new = Graph(indptr, np.empty_like(graph.indices), np.empty_like(graph.weights))
-    renumber(order, *graph, *new)
-    return new
+    return renumbered(graph, order, inverse(order))
 
 
 def summarize(graph: Graph) -> GraphSummary:
     """Degrees, isolated nodes and connected components."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
-
-    n = len(graph.indptr) - 1
     degrees = np.diff(graph.indptr).astype(np.int64)
-    matrix: Any = csr_array(
-        (graph.weights, graph.indices.astype(np.int64), graph.indptr.astype(np.int64)), shape=(n, n)
-    )
-    count, labels = connected_components(matrix, directed=False)
+    components = np.empty(len(degrees), np.uint32)
+    join_components(graph.indptr, graph.indices, components)
+    sizes = np.bincount(components)
     return GraphSummary(
         edges=len(graph.indices) // 2,
         degree_mean=round(float(degrees.mean()), 3),
         degree_median=float(np.median(degrees)),
         degree_largest=int(degrees.max()),
         isolated=int((degrees == 0).sum()),
-        components=int(count),
-        largest_component=int(np.bincount(labels).max()),
+        components=int(np.count_nonzero(sizes)),
+        largest_component=int(sizes.max()),
     )

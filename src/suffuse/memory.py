@@ -16,8 +16,10 @@ _PROGRAM = 350e6
 _COPIES_OF_KEYS = 8
 # Bytes per node of what a thread walks and solves with (kernels.walk, and positions).
 _SCRATCH = 44
-# Bytes per possible edge: list entries, indices, affinities, transition, and the copy that counts components.
-_EDGE = 44
+# Bytes per possible edge of what is mapped at a time: the lists, or the graph that columns walk on.
+_EDGE = 12
+# Bytes per node of what numbers the nodes along the graph (kernels.order), and degrees, counts and places.
+_NODE = 120
 # Bytes per element of the links of HNSW, while faiss makes them and as they are copied out.
 _LINKS = 2 * 264
 
@@ -30,10 +32,11 @@ def needed(
     pairs = jobs * (shard_rows * proposals(params.k, n) * 8.0 * _COPIES_OF_KEYS + 4.0 * TILE * TILE)
     lists = float(n) * min(params.k, n)
     wanted = max(params.keep, params.truncation if params.support == "features" else 0)
-    columns = 12 * lists + jobs * (_SCRATCH * n + 24.0 * block_rows * min(wanted, n))
+    graph = _EDGE * lists + _NODE * n + jobs * 36.0 * block_rows * min(params.k, n)
+    columns = _EDGE * lists + jobs * (_SCRATCH * n + 24.0 * block_rows * min(wanted, n))
     linked = "hnsw" in (params.seed_search, params.graph_search, params.support_search)
     links = features + _LINKS * n if linked else 0.0  # faiss has a copy of the features
-    return _PROGRAM + given + features + max(pairs, _EDGE * lists, columns, links)
+    return _PROGRAM + given + features + max(pairs, graph, columns, links)
 
 
 def threads_that_fit(

@@ -21,9 +21,11 @@ from suffuse.blocks import (
     block_rows,
     block_starts,
     columns_task,
+    edges_task,
     graph_task,
     image_task,
     join_columns,
+    lists_task,
     neighbors_task,
     pair_task,
     pairs_of_shards,
@@ -48,7 +50,7 @@ Progress = Callable[[str, int, int], None]
 
 # Where seeds are searched approximately, "seeds" comes after "features". Where the graph's neighbours are, "search"
 # comes before "neighbors" in place of "pairs".
-STAGES = ("features", "pairs", "neighbors", "graph", "columns", "index")
+STAGES = ("features", "pairs", "neighbors", "lists", "edges", "graph", "columns", "index")
 
 
 class BuildSummary(NamedTuple):
@@ -117,7 +119,13 @@ def build(
                 build_.run_singly("pairs", pair_task, pairs_of_shards(work, n))
             build_.run_blocks("neighbors", neighbors_task)
             remove(work / "pairs")  # larger than all that comes after
-            build_.run_singly("graph", graph_task, [{work / "graph" / "summary.json": n}])
+            graph = {work / "graph" / "summary.json": n}
+            if not all(path.exists() for path in graph):
+                build_.run_singly("lists", lists_task, [{work / "lists" / "sims.npy": n}])
+                build_.run_blocks("edges", edges_task)
+            build_.run_singly("graph", graph_task, [graph])
+            remove(work / "lists")
+            remove(work / "edges")
             build_.run_blocks("columns", columns_task)
             manifest = _assemble(build_, params, images, pictures)
             publish(work, final, force)

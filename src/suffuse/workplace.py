@@ -66,7 +66,7 @@ def working_directory(final: Path, plan: dict[str, Any], force: bool) -> Iterato
             logger.warning("%s holds an unfinished build with other %s: starting anew", work.name, changed)
             plan_path.unlink()
         if not plan_path.exists():
-            for name in ("index", "search", "pairs", "neighbors", "graph", "columns"):
+            for name in ("index", "search", "pairs", "neighbors", "lists", "edges", "graph", "columns"):
                 remove(work / name)
             write_json(plan_path, plan)
         (work / "index").mkdir(exist_ok=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from suffuse.kernels.jit import compiled, f4, f8, helper, readonly, u4, u8, void, writable
+from suffuse.kernels.jit import compiled, f4, f8, helper, i8, readonly, u4, u8, void, writable
 
 # Below this, numbers lose their digits, and with them S its bound on the eigenvalues: no edge.
 _SMALLEST = np.finfo(np.float64).tiny
@@ -26,44 +26,39 @@ def _affinity(ids, sims, gamma, node, position):
     return affinity if affinity >= _SMALLEST else f8(0.0)
 
 
-@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, writable(u8)))
-def count_edges(ids, sims, gamma, out):
-    """out[i + 1] = number of mutual neighbours of i with an affinity above zero; out[0] = 0."""
-    out[0] = u8(0)
-    for node in range(u8(ids.shape[0])):
-        degree = u8(0)
-        for position in range(u8(ids.shape[1])):
-            if _affinity(ids, sims, gamma, node, position) > f8(0.0):
-                degree += u8(1)
-        out[node + u8(1)] = degree
-
-
-@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, readonly(u8), writable(u4), writable(f8)))
-def fill_affinity(ids, sims, gamma, indptr, indices, out):
-    """A (eq. 1) row by row, into the places that `count_edges` counted; each row of `indices` ends up sorted."""
-    for node in range(u8(ids.shape[0])):
-        end = indptr[node]
+@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, i8, writable(u8), writable(u4), writable(f8)))
+def fill_affinity(ids, sims, gamma, start, indptr, indices, out):
+    """A (eq. 1) of as many rows as `indptr` has places for, from `start` on; each row of `indices` is sorted."""
+    indptr[0] = u8(0)
+    for row in range(u8(indptr.shape[0] - 1)):
+        node, end = u8(start) + row, indptr[row]
         for position in range(u8(ids.shape[1])):
             affinity = _affinity(ids, sims, gamma, node, position)
             if affinity > f8(0.0):
                 place = end
-                while place > indptr[node] and indices[place - u8(1)] > ids[node, position]:  # rows are short
+                while place > indptr[row] and indices[place - u8(1)] > ids[node, position]:  # rows are short
                     indices[place], out[place] = indices[place - u8(1)], out[place - u8(1)]
                     place -= u8(1)
                 indices[place], out[place] = ids[node, position], affinity
                 end += u8(1)
+        indptr[row + u8(1)] = end
 
 
-@compiled(void(readonly(u8), readonly(u4), readonly(f8), writable(f8), writable(f8)))
-def normalize_affinity(indptr, indices, affinity, degrees, out):
-    """S = D^-1/2 A D^-1/2 (eq. 2), on the places of A; a node without neighbours keeps an empty row."""
-    nodes = u8(indptr.shape[0] - 1)
-    for node in range(nodes):
+@compiled(void(readonly(u8), readonly(f8), writable(f8)))
+def sum_rows(indptr, affinity, out):
+    """The diagonal of D: out[i] = sum of row i."""
+    for row in range(u8(out.shape[0])):
         total = f8(0.0)
-        for place in range(indptr[node], indptr[node + u8(1)]):
+        for place in range(indptr[row], indptr[row + u8(1)]):
             total += affinity[place]
-        degrees[node] = total
-    for node in range(nodes):
-        for place in range(indptr[node], indptr[node + u8(1)]):
+        out[row] = total
+
+
+@compiled(void(readonly(u8), readonly(u4), readonly(f8), i8, readonly(f8), writable(f8)))
+def normalize_affinity(indptr, indices, affinity, start, degrees, out):
+    """S = D^-1/2 A D^-1/2 (eq. 2) of the rows from `start` on, on the places of A; `degrees` are those of all nodes."""
+    for row in range(u8(indptr.shape[0] - 1)):
+        root = degrees[u8(start) + row] ** 0.5
+        for place in range(indptr[row], indptr[row + u8(1)]):
             # The product of roots, in this order, is the same for (i, j) and (j, i): S is symmetric to the bit.
-            out[place] = affinity[place] / (degrees[node] ** 0.5 * degrees[u8(indices[place])] ** 0.5)
+            out[place] = affinity[place] / (root * degrees[u8(indices[place])] ** 0.5)

@@ -1,4 +1,7 @@
-"""Number nodes along the graph: in groups of near nodes that are solved together, near groups near each other."""
+"""Number nodes along the graph: in groups of near nodes that are solved together, near groups near each other.
+
+And what is connected at all.
+"""
 
 import numpy as np
 
@@ -55,6 +58,15 @@ def _make_groups(starts, size, indptr, indices, weights, group, members):
     return groups
 
 
+@helper
+def _root(parent, node):
+    """The end of the way up from a node; the way is halved as it is walked."""
+    while u8(parent[node]) != node:
+        parent[node] = parent[u8(parent[node])]
+        node = u8(parent[node])
+    return node
+
+
 @compiled(void(readonly(u4), i8, readonly(u8), readonly(u4), readonly(f8), writable(u4)))
 def number_along(starts, size, indptr, indices, weights, out):
     """out = all nodes, so that each `size` of them, one after the other, are near to each other on the graph.
@@ -92,20 +104,30 @@ def number_along(starts, size, indptr, indices, weights, out):
         out[filled + r] = rest[r]
 
 
-@compiled(void(readonly(u4), readonly(u8), readonly(u4), readonly(f8), readonly(u8), writable(u4), writable(f8)))
-def renumber(order, indptr, indices, weights, new_indptr, new_indices, out):
-    """The symmetric matrix whose row r is row order[r] of the old one; rows are sorted again.
+@compiled(void(readonly(u4), readonly(u4), readonly(u8), readonly(u4), readonly(f8), writable(u4), writable(f8)))
+def renumber(nodes, number, indptr, indices, weights, new_indices, out):
+    """The rows of `nodes`, one after another, where node i is now called number[i]; each is sorted again."""
+    end = u8(0)
+    for node in nodes:
+        begin = end
+        for old in range(indptr[u8(node)], indptr[u8(node) + u8(1)]):
+            new, place = number[u8(indices[old])], end
+            while place > begin and new_indices[place - u8(1)] > new:  # rows are short
+                new_indices[place], out[place] = new_indices[place - u8(1)], out[place - u8(1)]
+                place -= u8(1)
+            new_indices[place], out[place] = new, weights[old]
+            end += u8(1)
 
-    Row by row, each entry (r, c) is written as (c, r): so every row is filled from its smallest column on.
-    """
-    nodes = u8(order.shape[0])
-    new_number, filled = np.empty(nodes, np.uint32), np.empty(nodes, np.uint64)
-    for row in range(nodes):
-        new_number[u8(order[row])] = u4(row)
-        filled[row] = new_indptr[row]
-    for row in range(nodes):
-        node = u8(order[row])
+
+@compiled(void(readonly(u8), readonly(u4), writable(u4)))
+def join_components(indptr, indices, out):
+    """out[i] = the smallest node that i is connected with."""
+    nodes = u8(out.shape[0])
+    for node in range(nodes):
+        out[node] = u4(node)
+    for node in range(nodes):
         for place in range(indptr[node], indptr[node + u8(1)]):
-            other = u8(new_number[u8(indices[place])])
-            new_indices[filled[other]], out[filled[other]] = u4(row), weights[place]
-            filled[other] += u8(1)
+            a, b = _root(out, u8(node)), _root(out, u8(indices[place]))
+            out[max(a, b)] = u4(min(a, b))
+    for node in range(nodes):
+        out[node] = u4(_root(out, u8(node)))
