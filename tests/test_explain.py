@@ -12,7 +12,7 @@ import reference
 import suffuse
 from data import curves, network, seeds_of_rng
 from indexes import OWNERS, D, N, build_and_open, stored_columns
-from suffuse import Index, InvalidInput, Params, similar
+from suffuse import Index, IndexBroken, InvalidInput, Params, similar
 from suffuse.explain import NO_GRAPH, NO_PATH, explain, strongest_chain
 from suffuse.graph import affinity, transition
 from suffuse.neighbors import nearest_to_rows
@@ -143,7 +143,9 @@ def best_by_all_paths(alpha_s, seeds, weights, targets):
 
 def compressed(matrix):
     indptr, indices, weights = reference.compressed(matrix)
-    return SimpleNamespace(indptr=indptr.astype(np.int64), indices=indices.astype(np.int32), weights=weights)
+    return SimpleNamespace(
+        indptr=indptr.astype(np.int64), indices=indices.astype(np.int32), weights=weights.astype(np.float32)
+    )
 
 
 @settings(deadline=None, max_examples=60)
@@ -202,3 +204,19 @@ def test_where_no_path_leads_there_is_no_chain(index, monkeypatch):
 def test_an_unknown_picture_is_refused(index):
     with pytest.raises(InvalidInput, match=f"there is no image {N}"):
         explain(index, y_of(index, [3]), N)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("indices", lambda array: array + 1000),
+        ("indptr", lambda array: array * 5),
+        ("indptr", lambda array: array[::-1]),
+    ],
+)
+def test_a_damaged_graph_is_told_and_does_no_harm(index, name, change):
+    graph = graph_of(index)
+    setattr(graph, name, np.ascontiguousarray(change(getattr(graph, name))))
+    seed, far = np.array([3]), np.array([N - 1])
+    with pytest.raises(IndexBroken, match="suffuse verify"):
+        strongest_chain(graph, ALPHA, seed, np.ones(1), far)

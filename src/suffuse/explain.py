@@ -1,6 +1,5 @@
 """Why a picture was found: what each seed gave to its score, and the strongest chain of pictures that leads to it."""
 
-import heapq
 import itertools
 import math
 from typing import NamedTuple
@@ -10,7 +9,8 @@ from numpy.typing import NDArray
 
 from suffuse.codes import Codes, decode
 from suffuse.diffusion import Entries, take
-from suffuse.errors import InvalidInput
+from suffuse.errors import IndexBroken, InvalidInput
+from suffuse.kernels.chain import strongest_path
 from suffuse.online import Index
 from suffuse.similar import Start, elements
 from suffuse.store import Transition, is_coded, is_pooled
@@ -113,61 +113,24 @@ def strongest_chain(
 ) -> Chain | None:
     """The path from any seed with a positive weight to any target that maximises weight * product of alpha * S.
 
-    `graph` is S. Exact: Dijkstra on -log, where no step is below zero since
-    alpha * S < 1, from both ends at once, which S allows since it is symmetric, and which ends long before the whole
-    graph has been seen. None if there is no path.
+    `graph` is S. Exact: Dijkstra on -log from both ends (`kernels.chain`), which ends long before the whole graph has
+    been seen. None if there is no path.
     """
-    ends = (
-        _End({int(s): -math.log(w) for s, w in zip(seeds, weights, strict=True) if w > 0}),
-        _End({int(target): 0.0 for target in targets}),
-    )
-    best, meeting = math.inf, -1
-    for node in ends[0].distance.keys() & ends[1].distance.keys():
-        if (through := ends[0].distance[node] + ends[1].distance[node]) < best:
-            best, meeting = through, node
-    # A path that is not seen yet is at least as long as what is left to visit on both sides.
-    while ends[0].heap and ends[1].heap and ends[0].heap[0][0] + ends[1].heap[0][0] < best:
-        side = 0 if len(ends[0].heap) <= len(ends[1].heap) else 1
-        own, other = ends[side], ends[1 - side]
-        so_far, node = heapq.heappop(own.heap)
-        if so_far > own.distance[node]:
-            continue  # a shorter way to it was found since
-        row = slice(int(graph.indptr[node]), int(graph.indptr[node + 1]))
-        for neighbor, s in zip(graph.indices[row].tolist(), graph.weights[row].tolist(), strict=True):
-            if s <= 0:
-                continue
-            longer = so_far - math.log(alpha * s)
-            if longer < own.distance.get(neighbor, math.inf):
-                own.reach(neighbor, longer, node)
-                if longer + other.distance.get(neighbor, math.inf) < best:
-                    best, meeting = longer + other.distance[neighbor], neighbor
-    if meeting < 0:
+    path = np.empty(2 * (len(graph.indptr) - 1), np.uint32)
+    count = strongest_path(
+        graph.indptr.view(np.uint64), graph.indices.view(np.uint32), graph.weights, alpha,
+        np.asarray(seeds, np.uint32), np.asarray(weights, np.float64), np.asarray(targets, np.uint32), path,
+    )  # fmt: skip
+    if count < 0:
+        raise IndexBroken(
+            "the graph holds ids or rows that do not exist; run suffuse verify, then copy the index again"
+        )
+    if not count:
         return None
-    nodes = [*reversed(ends[0].path(meeting)), *ends[1].path(meeting)[1:]]
+    nodes = path[:count].tolist()
     steps = [alpha * _weight(graph, a, b) for a, b in itertools.pairwise(nodes)]
     start = float(weights[np.flatnonzero(np.asarray(seeds) == nodes[0])[0]])
     return Chain(nodes, steps, start, start * math.prod(steps))
-
-
-class _End:
-    """One end of the search: how far it is to each node that was reached, and from where."""
-
-    def __init__(self, distance: dict[int, float]) -> None:
-        self.distance = distance
-        self.heap = [(length, node) for node, length in distance.items()]
-        self._before: dict[int, int] = {}
-        heapq.heapify(self.heap)
-
-    def reach(self, node: int, length: float, before: int) -> None:
-        self.distance[node], self._before[node] = length, before
-        heapq.heappush(self.heap, (length, node))
-
-    def path(self, node: int) -> list[int]:
-        """From a node back to where the search began."""
-        nodes = [node]
-        while nodes[-1] in self._before:
-            nodes.append(self._before[nodes[-1]])
-        return nodes
 
 
 def _weight(graph: Transition, a: int, b: int) -> float:

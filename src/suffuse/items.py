@@ -95,7 +95,7 @@ class Items:
             return {}
         start, stop = int(self._offsets[id]), int(self._offsets[id + 1])
         try:
-            item = json.loads(bytes(self._text[start:stop]))
+            item = json.loads(str(self._text[start:stop], "utf-8"))  # of bytes it would guess the encoding
         except (ValueError, RecursionError) as error:
             raise IndexBroken(f"items.jsonl is damaged at the line of image {id}; copy the index again") from error
         if not isinstance(item, dict):

@@ -44,9 +44,12 @@ class Neighbors(NamedTuple):
 Find = Callable[[Features, int, int, int], Neighbors]
 
 
-def nearest(queries: Features, features: Features, k: int) -> Neighbors:
-    """NN_k of each query: unit rows (m, d) against unit rows (n, d); k is cut to n."""
-    return _nearest(queries, features, min(k, len(features)), own_ids=None)
+def nearest(queries: Features, features: Features, k: int, sims: NDArray[np.float32] | None = None) -> Neighbors:
+    """NN_k of each query: unit rows (m, d) against unit rows (n, d); k is cut to n.
+
+    `sims` (m, n) are their products up to rounding, where they are known already.
+    """
+    return _nearest(queries, features, min(k, len(features)), own_ids=None, sims=sims)
 
 
 def nearest_to_rows(features: Features, start: int, stop: int, k: int) -> Neighbors:
@@ -60,14 +63,21 @@ def proposals(k: int, n: int) -> int:
     return min(n, k + 8 + k // 16)
 
 
-def _nearest(queries: Features, features: Features, k: int, own_ids: NDArray[np.uint32] | None) -> Neighbors:
+def _nearest(
+    queries: Features,
+    features: Features,
+    k: int,
+    own_ids: NDArray[np.uint32] | None,
+    sims: NDArray[np.float32] | None = None,
+) -> Neighbors:
     queries, features = np.ascontiguousarray(queries), np.ascontiguousarray(features)
     count = proposals(k, len(features))
     best = Lists(len(queries), count)
-    if len(queries) < _FEW:
+    if sims is None and len(queries) < _FEW:
         sims = np.empty((len(queries), len(features)), np.float32)
         for query, out in zip(queries, sims, strict=True):
             scan(query, features, out)
+    if sims is not None:
         best.enter_rows(0, sims, 0)
     else:
         columns = max(TILE, TILE * TILE // len(queries))  # few queries: as large a product, of another shape

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -103,6 +104,11 @@ class Index:
     def graph(self) -> Transition | None:
         """S, the normalised graph of elements; None unless it was built with `with_graph`."""
         return self._stored.graph
+
+    @property
+    def seeds_are_exact(self) -> bool:
+        """Whether seeds are found by comparing a query with all elements, and not along links."""
+        return self._stored.hnsw is None
 
     @property
     def items(self) -> Items:
@@ -218,11 +224,21 @@ class Index:
         """Candidates of an approximate search for seeds; None where there are no links to search by."""
         return None if self._stored.hnsw is None else search_width(len(self.features))
 
-    def _seeds(self, rows: Features, query_ptr: NDArray[np.int64], seeds: int, width: int | None) -> Seeds:
-        """y: where the seeds of each query start, the seeds, and their weights, sim ** gamma, clipped at zero."""
+    def _seeds(
+        self,
+        rows: Features,
+        query_ptr: NDArray[np.int64],
+        seeds: int,
+        width: int | None,
+        sims: Callable[[], NDArray[np.float32]] | None = None,
+    ) -> Seeds:
+        """y: where the seeds of each query start, the seeds, and their weights, sim ** gamma, clipped at zero.
+
+        `sims` gives the similarities of all rows and elements, for a search that needs them; unless it is None.
+        """
         graph = self._stored.hnsw
         if width is None or graph is None:
-            found = nearest(rows, self.features, seeds)
+            found = nearest(rows, self.features, seeds, None if sims is None else sims())
         else:
             before = blocks_read()
             found = nearest_by_hnsw(rows, self.features, graph, seeds, width, fetch=self._links_on_disk)

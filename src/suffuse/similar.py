@@ -8,6 +8,7 @@ Diffusion is linear in its seeds, so feedback costs one more sum of columns:
 Only what f is above zero for is found; the rest follows by cosine with the score 0.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,6 +51,44 @@ class Found(NamedTuple):
     scores: NDArray[np.float32]
 
 
+class Likeness:
+    """Similarity of every image to what is wanted, minus NEGATIVE times that to what is not, per wanted picture.
+
+    For an index of images that is one product with one direction. Of a picture with regions it is R-match, as in
+    `Index.search`; the vectors of a query to an index of regions are one picture.
+    """
+
+    def __init__(self, index: Index, query: Wanted) -> None:
+        self._index, self._query = index, query
+
+    def compute(self) -> None:
+        """Compute them now."""
+        _ = self.values
+
+    def of_one(self) -> NDArray[np.float32]:
+        """The same as a matrix with one row."""
+        return self.values[None]
+
+    @functools.cached_property
+    def values(self) -> NDArray[np.float32]:
+        """(images,), computed when they are first asked for: both rankings and the seeds of one vector need them."""
+        index, query = self._index, self._query
+        signed = [(query.positive, 1.0), (query.negative, -NEGATIVE)]
+        if index.owners is None:
+            direction = query.vectors.sum(axis=0, dtype=np.float64)
+            for images, sign in signed:
+                direction += sign * index.features[list(images)].sum(axis=0, dtype=np.float64)
+            sims = np.empty(len(index), np.float32)
+            scan((direction / (len(query.vectors) + len(query.positive))).astype(np.float32), index.features, sims)
+            return sims
+        total = index._image_similarities(query.vectors).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # an image without regions is infinitely far from all others
+            for images, sign in signed:
+                for image in images:
+                    total += sign * index._image_similarities(index.features[elements(index, image)])
+        return (total / (bool(len(query.vectors)) + len(query.positive))).astype(np.float32)
+
+
 def wanted(
     index: Index, positive: Sequence[int] = (), negative: Sequence[int] = (), vectors: Features | None = None
 ) -> Wanted:
@@ -76,13 +115,15 @@ def search(
     method: Method = "diffusion",
     refine: int | None = None,
     allowed: NDArray[np.bool_] | None = None,
+    likeness: Likeness | None = None,
 ) -> Found:
     """The `top` best images for one query, those of the query left out; fewer only if there are no more.
 
     seeds    nearest elements of each vector whose columns are summed
-    method   "diffusion"; or "knn": by similarity alone, see `_likeness`
+    method   "diffusion"; or "knn": by similarity alone, see `Likeness`
     refine   as for `Index.search`; with pictures that are not wanted see `_second_look`
     allowed  (images,), which images may be hits: others are dropped before the second look, so it looks at these only
+    likeness of this query, where the same one is searched for several times
     """
     for name, value in (("top", top), ("seeds", seeds)):
         if value < 1:
@@ -91,23 +132,27 @@ def search(
         raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     hits = np.ones(len(index), bool) if allowed is None else allowed.copy()
     hits[[*query.positive, *query.negative, *query.left_out]] = False
+    likeness = likeness or Likeness(index, query)
     if method == "knn":
-        return _nearest(index, query, top, hits)
-    found = _diffused(index, start(index, query, seeds), index._check_refine(refine), hits)
+        return _nearest(likeness, top, hits)
+    found = _diffused(index, start(index, query, seeds, likeness), index._check_refine(refine), hits)
     if len(found.ids) >= top:
         return Found(found.ids[:top], found.scores[:top])
     hits[found.ids] = False
-    rest = _nearest(index, query, top - len(found.ids), hits)
+    rest = _nearest(likeness, top - len(found.ids), hits)
     return Found(np.concatenate([found.ids, rest.ids]), np.concatenate([found.scores, np.zeros_like(rest.scores)]))
 
 
-def start(index: Index, query: Wanted, seeds: int) -> Start:
+def start(index: Index, query: Wanted, seeds: int, likeness: Likeness | None = None) -> Start:
     """y: the seeds of every vector of the query, wanted ones first; an element may occur for several vectors."""
     rows = [query.vectors, *(index.features[elements(index, id)] for id in (*query.positive, *query.negative))]
     unwanted = sum(len(part) for part in rows[len(rows) - len(query.negative) :]) if query.negative else 0
     together = np.ascontiguousarray(np.concatenate(rows))
     count = min(seeds, len(index.features))
-    found = index._seeds(together, np.arange(len(together) + 1, dtype=np.int64), count, index._width)
+    known = None
+    if likeness is not None and len(together) == 1 and index.owners is None:
+        known = likeness.of_one  # one vector is its own direction
+    found = index._seeds(together, np.arange(len(together) + 1, dtype=np.int64), count, index._width, known)
     # Seeds.weights is sim ** gamma, so this is the similarity, clipped at zero.
     sims = (found.weights ** (1 / index.params.gamma)).astype(np.float32)
     signs = np.repeat([1.0, -NEGATIVE], [(len(together) - unwanted) * count, unwanted * count])
@@ -184,9 +229,9 @@ def _seeds(ids: NDArray[np.int32], weights: NDArray[np.float64]) -> Seeds:
     return Seeds(np.array([0, len(ids)]), np.ascontiguousarray(ids), np.ascontiguousarray(weights))
 
 
-def _nearest(index: Index, query: Wanted, top: int, hits: NDArray[np.bool_]) -> Found:
+def _nearest(likeness: Likeness, top: int, hits: NDArray[np.bool_]) -> Found:
     """The ranking without diffusion, of images that may be hits and have a vector, ties to the smaller id."""
-    scores = _likeness(index, query)
+    scores = likeness.values
     ids = np.flatnonzero(hits & np.isfinite(scores))
     if 4 * top < len(ids):
         # Sorting all would take longer than the similarities; ties at the border stay in.
@@ -194,25 +239,3 @@ def _nearest(index: Index, query: Wanted, top: int, hits: NDArray[np.bool_]) -> 
         ids = ids[scores[ids] >= border]
     ids = ids[np.lexsort((ids, -scores[ids]))][:top]
     return Found(ids, scores[ids])
-
-
-def _likeness(index: Index, query: Wanted) -> NDArray[np.float32]:
-    """Similarity of every image to what is wanted, minus NEGATIVE times that to what is not, per wanted picture.
-
-    For an index of images that is one product with one direction. Of a picture with regions it is R-match, as in
-    `Index.search`; the vectors of a query to an index of regions are one picture.
-    """
-    signed = [(query.positive, 1.0), (query.negative, -NEGATIVE)]
-    if index.owners is None:
-        direction = query.vectors.sum(axis=0, dtype=np.float64)
-        for images, sign in signed:
-            direction += sign * index.features[list(images)].sum(axis=0, dtype=np.float64)
-        sims = np.empty(len(index), np.float32)
-        scan((direction / (len(query.vectors) + len(query.positive))).astype(np.float32), index.features, sims)
-        return sims
-    total = index._image_similarities(query.vectors).astype(np.float64)
-    with np.errstate(invalid="ignore"):  # an image without regions is infinitely far from all others
-        for images, sign in signed:
-            for image in images:
-                total += sign * index._image_similarities(index.features[elements(index, image)])
-    return (total / (bool(len(query.vectors)) + len(query.positive))).astype(np.float32)

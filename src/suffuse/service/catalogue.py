@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,28 +18,32 @@ _MOST_FIELDS = 100
 
 
 class _Column(NamedTuple):
-    """A field of the metadata: values[id], None where a picture has none."""
+    """A field of the metadata, as numbers: a million pictures are filtered in a few milliseconds."""
 
     kind: str  # "string", "number" or "boolean"
-    values: list[Any]
+    values: NDArray[np.float64] | NDArray[np.int32]  # numbers, nan where there is none; or places in `choices`, or -1
+    choices: dict[Any, int]  # of texts and truth values
 
 
 class Catalogue:
     """What is known about the pictures besides their vectors."""
 
     def __init__(self, items: Items) -> None:
-        self._names: list[str] = []
+        names: list[str] = []
         found: dict[str, dict[int, Any]] = {}
         for id, item in enumerate(items):
-            self._names.append(str(item.get("name", id)).casefold())
+            names.append(str(item.get("name", id)))
             for field, value in item.items():
                 if field != "name" and value is not None and (field in found or len(found) < _MOST_FIELDS):
                     found.setdefault(field, {})[id] = value
+        self._names = _Names(names)
         self._columns: dict[str, _Column] = {}
-        for field, values in found.items():
+        self._fields: dict[str, dict[str, Any]] = {}
+        for field in list(found):
+            values = found.pop(field)  # one field at a time is held twice
             if kind := _kind(values.values()):
-                self._columns[field] = _Column(kind, [values.get(id) for id in range(len(items))])
-        self._fields = {field: _described(column) for field, column in self._columns.items()}
+                self._columns[field] = _column(kind, values, len(items))
+                self._fields[field] = _described(kind, values)
         # The last few orders: a page that is scrolled asks for the same one again.
         self._shuffled = functools.lru_cache(4)(self._shuffle)
 
@@ -48,10 +53,7 @@ class Catalogue:
     def listed(self, text: str, shuffle: int | None) -> NDArray[np.int64]:
         """The ids of all pictures whose name contains a text, in their order or in one that depends on a seed."""
         ids = np.arange(len(self._names)) if shuffle is None else self._shuffled(shuffle)
-        if not text:
-            return ids
-        text = text.casefold()
-        return np.array([id for id in ids.tolist() if text in self._names[id]], np.int64)
+        return ids[self._names.containing(text)[ids]] if text else ids
 
     def fields(self) -> dict[str, dict[str, Any]]:
         """What can be filtered by, with the values there are."""
@@ -68,18 +70,60 @@ class Catalogue:
         return allowed
 
     def _matching(self, field: str, wanted: Any) -> NDArray[np.bool_]:
-        kind, values = self._columns[field]
+        kind, values, choices = self._columns[field]
         if isinstance(wanted, Between):
             if kind != "number":
                 raise InvalidInput(f"the field {field!r} holds no numbers; give a value, or a list of values")
             low = -np.inf if wanted.min is None else wanted.min
             high = np.inf if wanted.max is None else wanted.max
-            numbers = np.array([np.nan if value is None else float(value) for value in values])
-            return (numbers >= low) & (numbers <= high)
+            return (values >= low) & (values <= high)
         # True equals 1 to Python, but not to a reader of JSON.
-        choices = [value for value in (wanted if isinstance(wanted, list) else [wanted]) if _kind([value]) == kind]
-        chosen = set(choices)
-        return np.fromiter((value is not None and value in chosen for value in values), bool, len(values))
+        chosen = [value for value in (wanted if isinstance(wanted, list) else [wanted]) if _kind([value]) == kind]
+        if kind == "number":
+            return np.isin(values, np.array(chosen, np.float64))
+        return np.isin(values, [choices[value] for value in chosen if value in choices])
+
+
+class _Names:
+    """All names in one text, to be looked through at once; upper and lower case are the same."""
+
+    _END = "\0"
+
+    def __init__(self, names: Iterable[str]) -> None:
+        # As UTF-8, where a letter that begins a match is never the middle of another.
+        lines = [self._folded(name) + self._END.encode() for name in names]
+        self._ends = np.cumsum([len(line) for line in lines])
+        self._text = b"".join(lines)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def _folded(self, text: str) -> bytes:
+        return text.replace(self._END, " ").casefold().encode("utf-8", "surrogatepass")
+
+    def containing(self, text: str) -> NDArray[np.bool_]:
+        """Which names contain a text."""
+        wanted, found = self._folded(text), np.zeros(len(self), bool)
+        place = self._text.find(wanted)
+        while place >= 0:
+            id = int(np.searchsorted(self._ends, place, side="right"))
+            found[id] = True
+            place = self._text.find(wanted, int(self._ends[id]))
+        return found
+
+
+def _column(kind: str, values: dict[int, Any], count: int) -> _Column:
+    ids = np.fromiter(values, np.int64, len(values))
+    if kind == "number":
+        numbers = np.full(count, np.nan)
+        numbers[ids] = np.fromiter((float(value) for value in values.values()), np.float64, len(values))
+        return _Column(kind, numbers, {})
+    choices: dict[Any, int] = {}
+    places = np.full(count, -1, np.int32)
+    places[ids] = np.fromiter(
+        (choices.setdefault(value, len(choices)) for value in values.values()), np.int32, len(values)
+    )
+    return _Column(kind, places, choices)
 
 
 def _kind(values: Any) -> str | None:
@@ -98,9 +142,8 @@ def _kind(values: Any) -> str | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _described(column: _Column) -> dict[str, Any]:
-    present = [value for value in column.values if value is not None]
-    if column.kind == "number":
-        return {"type": "number", "min": float(min(present)), "max": float(max(present))}
-    common = [value for value, _ in Counter(present).most_common(_MOST_VALUES)]
-    return {"type": column.kind, "values": sorted(common)}
+def _described(kind: str, values: dict[int, Any]) -> dict[str, Any]:
+    if kind == "number":
+        return {"type": "number", "min": float(min(values.values())), "max": float(max(values.values()))}
+    common = [value for value, _ in Counter(values.values()).most_common(_MOST_VALUES)]
+    return {"type": kind, "values": sorted(common)}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from suffuse import __version__, explain, similar
 from suffuse.online import Index, Method
@@ -96,7 +97,11 @@ class Engine:
         began = time.perf_counter()
         token, query = self.queries.understood(request, upload)
         allowed = None if request.filter is None else self.catalogue.allowed(request.filter)
-        lists, taken = {}, {}
+        lists, taken, likeness, shared = {}, {}, similar.Likeness(self.index, query), 0.0
+        if request.method == "both":
+            start = time.perf_counter()
+            likeness.compute()
+            shared = _milliseconds(start)
         for method in _METHODS:
             if request.method in (method, "both"):
                 start = time.perf_counter()
@@ -104,20 +109,17 @@ class Engine:
                 top = max(request.top, OTHER_RANKS) if request.method == "both" else request.top
                 lists[method] = similar.search(
                     self.index, query, top, request.seeds, method=method, allowed=allowed,
-                    refine=None if request.refine else 0,
+                    refine=None if request.refine else 0, likeness=likeness,
                 )  # fmt: skip
-                taken[method] = _milliseconds(start)
-        ranks = {
-            method: dict(zip(found.ids[:OTHER_RANKS].tolist(), range(1, OTHER_RANKS + 1), strict=False))
-            for method, found in lists.items()
-        }
+                # What both need counts for both, as if each had been asked for alone.
+                taken[method] = _milliseconds(start) + (shared if method == "knn" or self.index.seeds_are_exact else 0)
         results = {}
         for method, found in lists.items():
-            others = next((ranks[other] for other in lists if other != method), {})
-            pairs = zip(found.ids[: request.top].tolist(), found.scores[: request.top].tolist(), strict=True)
+            ids, scores = found.ids[: request.top], found.scores[: request.top]
+            others = _ranks(ids, next((lists[other].ids for other in lists if other != method), ids[:0]))
             hits = [
-                {**self.item(id), "score": score, "rank": rank, "other_rank": others.get(id)}
-                for rank, (id, score) in enumerate(pairs, 1)
+                {**self.item(id), "score": score, "rank": rank, "other_rank": other}
+                for rank, (id, score, other) in enumerate(zip(ids.tolist(), scores.tolist(), others, strict=True), 1)
             ]
             results[method] = {"took_ms": taken[method], "hits": hits}
         return {"query": token, "took_ms": _milliseconds(began), "results": results}
@@ -134,6 +136,15 @@ class Engine:
             "chain": chain,
             "chain_missing": told.chain_missing,
         }
+
+
+def _ranks(ids: NDArray[np.int64], ranking: NDArray[np.int64]) -> list[int | None]:
+    """Where each of these stands in a ranking, from 1 on; None where it is not among the first."""
+    ranks: list[int | None] = [None] * len(ids)
+    _, here, there = np.intersect1d(ids, ranking[:OTHER_RANKS], assume_unique=True, return_indices=True)
+    for place, rank in zip(here.tolist(), there.tolist(), strict=True):
+        ranks[place] = rank + 1
+    return ranks
 
 
 def _milliseconds(start: float) -> float:
