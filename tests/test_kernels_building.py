@@ -20,10 +20,21 @@ from suffuse.kernels.walk import walk_supports
 @given(seed=seeds_of_rng, n=st.integers(1, 30), d=st.integers(4, 40))
 def test_a_scan_is_the_product_with_every_row(seed, n, d):
     rng = np.random.default_rng(seed)
-    (query,), features = lattice(rng, 1, d), lattice(rng, n, d)
-    out = np.empty(n, np.float32)
-    scan(query, features, out)
-    np.testing.assert_array_equal(out, reference.similarities(query[None], features)[0])
+    queries, features = lattice(rng, 3, d), lattice(rng, n, d)
+    out = np.empty((3, n), np.float32)
+    scan(queries, features, out)
+    np.testing.assert_array_equal(out, reference.similarities(queries, features))
+
+
+def test_a_scan_gives_the_same_to_the_bit_in_every_batch():
+    rng = np.random.default_rng(0)
+    for n, d in ((501, 37), (130, 512)):
+        queries, features = scattered(rng, 9, d), scattered(rng, n, d)
+        together, alone = np.empty((9, n), np.float32), np.empty((9, n), np.float32)
+        scan(queries, features, together)
+        for q in range(9):
+            scan(queries[q : q + 1], features, alone[q : q + 1])
+        np.testing.assert_array_equal(together, alone)
 
 
 def ranked_pairs(queries, features, ids, k, own=()):

@@ -23,7 +23,7 @@ Features = NDArray[np.float32]
 # Rows and columns of a product that is looked through at once: large enough for BLAS, small enough for the cache.
 TILE = 1024
 # Fewer queries than this are bound by memory, and no product is faster than a scan.
-_FEW = 6
+_FEW = 24
 
 # OpenBLAS kernels without AVX2: what the faiss wheel falls back to on a CPU that it does not know.
 _SLOW_ARCHITECTURES = frozenset({"Prescott", "Core2", "Katmai", "Penryn", "Dunnington", "Nehalem", "Atom", "Generic"})
@@ -74,9 +74,7 @@ def _nearest(
     count = proposals(k, len(features))
     best = Lists(len(queries), count)
     if sims is None and len(queries) < _FEW:
-        sims = np.empty((len(queries), len(features)), np.float32)
-        for query, out in zip(queries, sims, strict=True):
-            scan(query, features, out)
+        sims = similarities(queries, features)
     if sims is not None:
         best.enter_rows(0, sims, 0)
     else:
@@ -85,6 +83,13 @@ def _nearest(
             for j in range(0, len(features), columns):
                 best.enter_rows(i, product(queries[i : i + TILE], features[j : j + columns]), j)
     return chosen(queries, features, *unpacked(best.largest()), k, own_ids)
+
+
+def similarities(queries: Features, features: Features) -> NDArray[np.float32]:
+    """queries features^T for few queries: the same for each of them in every batch, but not exact in the last bits."""
+    sims = np.empty((len(queries), len(features)), np.float32)
+    scan(queries, features, sims)
+    return sims
 
 
 def product(a: Features, b: Features) -> NDArray[np.float32]:
