@@ -23,7 +23,7 @@ Features = NDArray[np.float32]
 # Rows and columns of a product that is looked through at once: large enough for BLAS, small enough for the cache.
 TILE = 1024
 # Fewer queries than this are bound by memory, and no product is faster than a scan.
-_FEW = 24
+_FEW = 16
 
 # OpenBLAS kernels without AVX2: what the faiss wheel falls back to on a CPU that it does not know.
 _SLOW_ARCHITECTURES = frozenset({"Prescott", "Core2", "Katmai", "Penryn", "Dunnington", "Nehalem", "Atom", "Generic"})

@@ -4,7 +4,6 @@ import contextlib
 import ipaddress
 import signal
 import socket
-import sys
 import threading
 import webbrowser
 from collections.abc import Iterator
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 # Seconds that requests have to end when the service is stopped.
 _GRACE = 10
-# Seconds after which a thread lets another one run.
-_TURN = 0.0005
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -135,8 +132,6 @@ def _run(app: "FastAPI", sock: socket.socket) -> None:
     def ignore(_signal: int, _frame: Any) -> None:
         """uvicorn sends the signal once more when it has stopped; to be asked to stop is no failure."""
 
-    # The event loop has little to do, but often: it should not wait 5 ms for each of its turns beside busy threads.
-    sys.setswitchinterval(_TURN)
     before = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         uvicorn.Server(config).run(sockets=[sock])

@@ -9,7 +9,7 @@ Only what f is above zero for is found; the rest follows by cosine with the scor
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,11 +23,6 @@ from suffuse.online import METHODS, Hits, Index, Method, Seeds
 # How much a picture that is not wanted counts against one that is. At 1 a single one outweighs what it shares with the
 # wanted ones; at 0 it is only left out.
 NEGATIVE = 0.5
-
-# Compares vectors (m, d) with all elements: similarities (m, n).
-Scan = Callable[[Features], NDArray[np.float32]]
-# Vectors of a query whose similarities to all elements are held at once.
-_MOST_AT_ONCE = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,20 +57,16 @@ class Likeness:
     `Index.search`; the vectors of a query to an index of regions are one picture.
     """
 
-    def __init__(self, index: Index, query: Wanted, scan: Scan | None = None) -> None:
-        """`scan` compares vectors with all elements, where many searches do that together (`service.together`)."""
+    def __init__(self, index: Index, query: Wanted) -> None:
         self._index, self._query = index, query
-        self._scan = scan or functools.partial(similarities, features=index.features)
 
     def compute(self) -> None:
         """Compute them now."""
         _ = self.values
 
-    def of_rows(self, rows: Features) -> NDArray[np.float32]:
-        """Similarity of every element to each vector of the query, (m, elements)."""
-        if len(rows) == 1 and self._index.owners is None:
-            return self.values[None]  # one vector is its own direction
-        return self._scan(rows)
+    def as_row(self) -> NDArray[np.float32]:
+        """The same as a matrix with one row."""
+        return self.values[None]
 
     @functools.cached_property
     def values(self) -> NDArray[np.float32]:
@@ -87,7 +78,7 @@ class Likeness:
             for images, sign in signed:
                 direction += sign * index.features[list(images)].sum(axis=0, dtype=np.float64)
             mean = (direction / (len(query.vectors) + len(query.positive))).astype(np.float32)
-            return self._scan(mean[None]).ravel()
+            return similarities(mean[None], index.features).ravel()
         total = index._image_similarities(query.vectors).astype(np.float64)
         with np.errstate(invalid="ignore"):  # an image without regions is infinitely far from all others
             for images, sign in signed:
@@ -156,8 +147,8 @@ def start(index: Index, query: Wanted, seeds: int, likeness: Likeness | None = N
     unwanted = sum(len(part) for part in rows[len(rows) - len(query.negative) :]) if query.negative else 0
     together = np.ascontiguousarray(np.concatenate(rows))
     count = min(seeds, len(index.features))
-    likeness = likeness or Likeness(index, query)
-    known = functools.partial(likeness.of_rows, together) if len(together) <= _MOST_AT_ONCE else None
+    # One vector is its own direction.
+    known = likeness.as_row if likeness is not None and len(together) == 1 and index.owners is None else None
     found = index._seeds(together, np.arange(len(together) + 1, dtype=np.int64), count, index._width, known)
     # Seeds.weights is sim ** gamma, so this is the similarity, clipped at zero.
     sims = (found.weights ** (1 / index.params.gamma)).astype(np.float32)

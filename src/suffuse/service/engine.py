@@ -1,6 +1,5 @@
 """An index with its pictures, its model and the queries it remembers: everything the endpoints do, without HTTP."""
 
-import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse import __version__, explain, similar
-from suffuse.neighbors import similarities
 from suffuse.online import Index, Method
 from suffuse.service.catalogue import Catalogue
 from suffuse.service.limits import Limits
@@ -17,7 +15,6 @@ from suffuse.service.models import SearchRequest
 from suffuse.service.pictures import Pictures
 from suffuse.service.problems import Problem
 from suffuse.service.queries import Extractor, Queries
-from suffuse.service.together import Together
 
 _METHODS: tuple[Method, ...] = ("diffusion", "knn")
 # How deep the other list is looked through for a hit of one list.
@@ -35,7 +32,6 @@ class Engine:
         self.pictures = None if image_root is None else Pictures(image_root, limits)
         self.queries = Queries(self.index, self.pictures, extractor, limits)
         self._catalogue: Catalogue | None = None
-        self._scan = Together(functools.partial(similarities, features=index.features))
 
     def warm(self) -> None:
         """Load the kernels and read what every request needs, so that the first one is as fast as the others."""
@@ -101,7 +97,7 @@ class Engine:
         began = time.perf_counter()
         token, query = self.queries.understood(request, upload)
         allowed = None if request.filter is None else self.catalogue.allowed(request.filter)
-        lists, taken, likeness, shared = {}, {}, similar.Likeness(self.index, query, self._scan), 0.0
+        lists, taken, likeness, shared = {}, {}, similar.Likeness(self.index, query), 0.0
         if request.method == "both":
             start = time.perf_counter()
             likeness.compute()
@@ -131,9 +127,7 @@ class Engine:
     def explain(self, token: str, item: int, seeds: int) -> dict[str, Any]:
         """Why an item has its score for a query, by the query's token."""
         shown = self.item(item)
-        query = self.queries.recalled(token)
-        y = similar.start(self.index, query, seeds, similar.Likeness(self.index, query, self._scan))
-        told = explain.explain(self.index, y, item)
+        told = explain.explain(self.index, similar.start(self.index, self.queries.recalled(token), seeds), item)
         chain = told.chain and {**told.chain._asdict(), "nodes": [self.item(node) for node in told.chain.nodes]}
         return {
             "item": shown,

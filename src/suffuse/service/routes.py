@@ -61,6 +61,7 @@ class Service:
         self.engine, self.metrics = engine, Metrics()
         # Kernels let others run meanwhile, so there is nothing to gain from more threads than cores.
         self.searches = Workers("search", cores(), engine.limits.waiting)
+        self.lookups = Workers("lookup", 2, engine.limits.waiting)
         self.picturing = Workers("picture", 2, engine.limits.waiting)
         self._warming: Future[None] | None = None
 
@@ -70,16 +71,19 @@ class Service:
             self._warming = self.searches.submit(self.engine.warm)
         return self._warming
 
-    async def run(self, work: Callable[[Engine], R], *, heavy: bool = False) -> R:
-        """Do the work in a thread when the service is warm; pictures have their own, so that searches never wait."""
+    async def run(self, work: Callable[[Engine], R], workers: Workers | None = None) -> R:
+        """Do the work in a thread when the service is warm; without other workers in one of those that search.
+
+        Pictures have their own, so that searches never wait for them, and so have lookups, which take no time at all.
+        """
         if not (warming := self.warm()).done() or warming.exception():
             await asyncio.shield(asyncio.wrap_future(warming))
-        return await (self.picturing if heavy else self.searches).run(lambda: work(self.engine))
+        return await (workers or self.searches).run(lambda: work(self.engine))
 
     def close(self) -> None:
         """End what is being done."""
-        self.searches.close()
-        self.picturing.close()
+        for workers in (self.searches, self.lookups, self.picturing):
+            workers.close()
 
 
 def make_router() -> APIRouter:
@@ -139,7 +143,8 @@ async def _metrics(request: Request) -> Response:
 
 async def _info(request: Request) -> Response:
     """What the index holds, what can be done with it, and the limits."""
-    return await _of(request).run(lambda engine: Json(engine.info()))
+    service = _of(request)
+    return await service.run(lambda engine: Json(engine.info()), service.lookups)
 
 
 async def _items(
@@ -152,17 +157,20 @@ async def _items(
     q: Annotated[str, Query(max_length=200, description="Only names that contain this.", examples=["oxford"])] = "",
 ) -> Response:
     """Pictures of the index, page by page."""
-    return await _of(request).run(lambda engine: Json(engine.listed(offset, limit, q, shuffle)))
+    service = _of(request)
+    return await service.run(lambda engine: Json(engine.listed(offset, limit, q, shuffle)), service.lookups)
 
 
 async def _item(request: Request, id: Annotated[int, _ID]) -> Response:
     """One picture: its name and its metadata."""
-    return await _of(request).run(lambda engine: Json(engine.item(id)))
+    service = _of(request)
+    return await service.run(lambda engine: Json(engine.item(id)), service.lookups)
 
 
 async def _image(request: Request, id: Annotated[int, _ID]) -> Response:
     """The file of a picture, as it is."""
-    path = await _of(request).run(lambda engine: _pictures(engine).path(engine.item(id)["name"]), heavy=True)
+    service = _of(request)
+    path = await service.run(lambda engine: _pictures(engine).path(engine.item(id)["name"]), service.picturing)
     headers = {"Cache-Control": _FRESH}
     return FileResponse(path, media_type=MEDIA_TYPES[path.suffix.lower()], headers=headers)
 
@@ -177,7 +185,8 @@ async def _thumb(
     def make(engine: Engine) -> Thumb:
         return _pictures(engine).thumb(engine.item(id)["name"], size)
 
-    thumb = await _of(request).run(make, heavy=True)
+    service = _of(request)
+    thumb = await service.run(make, service.picturing)
     headers = {"ETag": thumb.etag, "Cache-Control": _FRESH}
     if thumb.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
@@ -190,11 +199,11 @@ async def _search(request: Request) -> Response:
     if kind == "application/json":
         body = await request.body()
         if b'"box"' in body:
-            return await service.run(lambda engine: _searched(engine, body, None), heavy=True)
+            return await service.run(lambda engine: _searched(engine, body, None), service.picturing)
         return await service.run(lambda engine: _searched(engine, body, None))
     if kind == "multipart/form-data":
         text, image = await _uploaded(request, service.engine.limits.upload_bytes)
-        return await service.run(lambda engine: _searched(engine, text, image), heavy=True)
+        return await service.run(lambda engine: _searched(engine, text, image), service.picturing)
     raise Problem(415, "a search takes application/json or multipart/form-data", "set the Content-Type")
 
 

@@ -1,4 +1,4 @@
-"""Work in threads, so that the event loop never waits: searches in one pool, pictures in another."""
+"""Work in threads, so that the event loop never waits: searches, lookups and pictures each in a pool of their own."""
 
 import asyncio
 import os
