@@ -168,3 +168,34 @@ def test_words_stand_out_from_their_ground(open_tab, theme):
         }"""
     )
     assert pale == []
+
+
+def test_a_part_is_moved_and_resized_with_a_finger(open_tab, stub):
+    tab = open_tab(has_touch=True, is_mobile=True)
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    page = tab.open("?items=12")
+    # Until one asks for it, a finger on the picture scrolls the page.
+    page.get_by_role("button", name="Select a part").tap()
+    page.wait_for_url("**/?items=12&box=0.2,0.2,0.8,0.8")
+    finger, scrolled = page.context.new_cdp_session(page), page.evaluate("scrollY")
+
+    def drag(start, end):
+        tab.settle()
+        area, before = page.locator(".box-layer").bounding_box(), page.url
+        for kind, share in (
+            ("touchStart", 0),
+            ("touchMove", 0.3),
+            ("touchMove", 0.7),
+            ("touchMove", 1),
+            ("touchEnd", None),
+        ):
+            at = [] if share is None else [a + share * (b - a) for a, b in zip(start, end, strict=True)]
+            point = [{"x": area["x"] + at[0] * area["width"], "y": area["y"] + at[1] * area["height"]}] if at else []
+            finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": point})
+        page.wait_for_url(lambda url: url != before)
+        tab.settle()
+        return stub.searches[-1]["box"]
+
+    assert drag((0.5, 0.5), (0.4, 0.6)) == pytest.approx([0.1, 0.3, 0.7, 0.9], abs=0.02)
+    assert drag((0.7, 0.9), (0.5, 0.6)) == pytest.approx([0.1, 0.3, 0.5, 0.6], abs=0.02)
+    assert page.evaluate("scrollY") == scrolled  # the page stays where it is under the finger

@@ -107,3 +107,14 @@ def test_an_item_that_is_not_there_is_told(open_service):
     tab.refusals_expected = True
     expect(page.get_by_role("alert")).to_contain_text("100000")
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
+
+
+def test_the_description_of_the_api_works_without_the_internet(open_service):
+    tab, page = open_service()
+    page.goto(tab.address + "docs")
+    expect(page.get_by_role("link", name="/api/search")).to_be_visible()
+    page.get_by_role("link", name="/api/items/{id}", exact=True).click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_placeholder("id").fill("3")
+    page.get_by_role("button", name="Execute").click()
+    expect(page.locator(".live-responses-table")).to_contain_text("03.png")

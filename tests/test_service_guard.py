@@ -157,7 +157,7 @@ def test_a_crowd_is_told_to_come_again(path, monkeypatch):
         ]
         for thread in threads:
             thread.start()
-        while service.searches.busy < 2:
+        while service.lookups.busy < 2:
             entered.acquire(timeout=0.01)
         assert client.get("/api/items/3", 503).headers["retry-after"] == "1"
         client.json("/healthz")
@@ -165,7 +165,7 @@ def test_a_crowd_is_told_to_come_again(path, monkeypatch):
         for thread in threads:
             thread.join()
         assert answers == [200, 200]
-        assert service.searches.busy == 0
+        assert service.lookups.busy == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Names and metadata of all pictures, read once: listing, looking for names, filters."""
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -103,12 +104,11 @@ class _Names:
 
     def containing(self, text: str) -> NDArray[np.bool_]:
         """Which names contain a text."""
-        wanted, found = self._folded(text), np.zeros(len(self), bool)
-        place = self._text.find(wanted)
-        while place >= 0:
-            id = int(np.searchsorted(self._ends, place, side="right"))
-            found[id] = True
-            place = self._text.find(wanted, int(self._ends[id]))
+        found = np.zeros(len(self), bool)
+        places = np.fromiter(
+            (match.start() for match in re.finditer(re.escape(self._folded(text)), self._text)), np.int64
+        )
+        found[np.searchsorted(self._ends, places, side="right")] = True
         return found
 
 

@@ -89,23 +89,24 @@ class Service:
 def make_router() -> APIRouter:
     """All endpoints but the page."""
     router = APIRouter(responses=_PROBLEMS)
-    for path, endpoint, model in (
-        ("/healthz", _healthz, models.Status),
-        ("/readyz", _readyz, models.Status),
-        ("/api/info", _info, models.Info),
-        ("/api/items", _items, models.Page),
-        ("/api/items/{id}", _item, models.Item),
-        ("/api/explain", _explain, models.ExplainAnswer),
-    ):
-        router.add_api_route(path, endpoint, responses={200: {"model": model}}, response_class=Json)
-    router.add_api_route("/metrics", _metrics, response_class=PlainTextResponse)
-    for name, endpoint in (("image", _image), ("thumb", _thumb)):
-        shown: dict[int | str, dict[str, Any]] = {200: {"content": {"image/*": {}}, "description": "The picture."}}
-        router.add_api_route(f"/api/items/{{id}}/{name}", endpoint, responses=shown, response_class=Response)
     router.add_api_route(
         "/api/search", _search, methods=["POST"], responses={200: {"model": models.SearchAnswer}}, response_class=Json,
-        openapi_extra=_SEARCH_BODY,
+        openapi_extra=_SEARCH_BODY, tags=["search"],
     )  # fmt: skip
+    for path, endpoint, model, tag in (
+        ("/api/explain", _explain, models.ExplainAnswer, "search"),
+        ("/api/info", _info, models.Info, "pictures"),
+        ("/api/items", _items, models.Page, "pictures"),
+        ("/api/items/{id}", _item, models.Item, "pictures"),
+        ("/healthz", _healthz, models.Status, "service"),
+        ("/readyz", _readyz, models.Status, "service"),
+    ):
+        router.add_api_route(path, endpoint, responses={200: {"model": model}}, response_class=Json, tags=[tag])
+    router.add_api_route("/metrics", _metrics, response_class=PlainTextResponse, tags=["service"])
+    for name, endpoint in (("image", _image), ("thumb", _thumb)):
+        shown: dict[int | str, dict[str, Any]] = {200: {"content": {"image/*": {}}, "description": "The picture."}}
+        address = f"/api/items/{{id}}/{name}"
+        router.add_api_route(address, endpoint, responses=shown, response_class=Response, tags=["pictures"])
     return router
 
 
