@@ -9,6 +9,7 @@ import os
 import threading
 import tokenize
 import uuid
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -33,6 +34,10 @@ _HASH_BYTES = 1 << 20
 # numpy parses headers with `ast`, which is not safe in two threads at once if the garbage collector runs meanwhile:
 # SystemError, "AST constructor recursion depth mismatch" (Python 3.11; github.com/python/cpython/issues/106905).
 _HEADER_LOCK = threading.Lock()
+
+# Files that are mapped; as long as one is, no other file can have its number.
+_MAPS: weakref.WeakValueDictionary[tuple[int, ...], mmap.mmap] = weakref.WeakValueDictionary()
+_MAPS_LOCK = threading.Lock()
 
 
 class Mapped(NamedTuple):
@@ -137,6 +142,17 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _mapped_once(descriptor: int) -> mmap.mmap:
+    """A map of an open file: one for all who have that file mapped just now, as each would count as memory."""
+    status = os.fstat(descriptor)
+    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    with _MAPS_LOCK:
+        mapped = _MAPS.get(key)
+        if mapped is None:
+            mapped = _MAPS[key] = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        return mapped
+
+
 def map_array(path: Path) -> Mapped:
     """Open a .npy file as a read-only memory map; anything odd about it is an `IndexBroken` that names it."""
     try:
@@ -158,7 +174,7 @@ def map_array(path: Path) -> Mapped:
                 raise IndexBroken(
                     f"{path.name} has {size} bytes, its header promises {expected}; copy or build the index again"
                 )
-            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = _mapped_once(stream.fileno())
             return Mapped(np.frombuffer(mapped, dtype, count, offset).reshape(shape), mapped, offset)
     except FileNotFoundError as error:
         raise IndexBroken(f"{path.name} is missing; copy or build the index again") from error

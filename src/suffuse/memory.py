@@ -20,8 +20,8 @@ _SCRATCH = 44
 _EDGE = 12
 # Bytes per node of what numbers the nodes along the graph (kernels.order), and degrees, counts and places.
 _NODE = 120
-# Bytes per element of the links of HNSW, while faiss makes them and as they are copied out.
-_LINKS = 2 * 264
+# Bytes per element of the links of HNSW, while faiss makes them and as they are copied out, and of its tables.
+_LINKS = 2 * 264 + 280
 
 
 def needed(
