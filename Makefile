@@ -35,7 +35,7 @@ format: $(READY)
 
 lock: $(READY)  ## pin the dependencies anew
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --upgrade --python-version 3.11 \
-		--extra demo --extra images --extra service --group dev --no-header pyproject.toml -o requirements.txt
+		--extra demo --extra images --extra service --extra dask --extra postgres --group dev --no-header pyproject.toml -o requirements.txt
 
 clean:
 	rm -rf $(VENV) out dist build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
