@@ -2,9 +2,10 @@
 
     python -m benchmarks.load [--n 20000] [--requests 10000] [--connections 32]
 
-Two loads: `paced`, where requests arrive at random moments at a share of what the service can do, as people's do; and
-`full`, where each connection asks again as soon as it has its answer, which shows what the service can do: there
-the time of an answer is the number of connections divided by the requests per second, whatever the service.
+Three loads: `quarter` and `half`, where requests arrive at random moments at that share of what the service can do, as
+people's do; and `full`, where each connection asks again as soon as it has its answer, which shows what the service can
+do: there the time of an answer is the number of connections divided by the requests per second, whatever the service.
+So with c cores and requests that take the processor all their time, `full` is 32 / c times the lone p50 at best.
 """
 
 import argparse
@@ -24,8 +25,8 @@ import numpy as np
 
 # How often each kind is asked, in 100 requests.
 _MIX = {"search": 30, "knn": 10, "feedback": 15, "explain": 15, "items": 15, "item": 10, "info": 5}
-# What `paced` asks for, of what `full` reached.
-_PACE = 0.5
+# What the two paced loads ask for, of what `full` reached.
+_PACES = (0.25, 0.5)
 
 
 class Request(NamedTuple):
@@ -88,18 +89,19 @@ async def _measure(host: str, port: int, count: int, connections: int) -> None:
     requests = _mixed(np.random.default_rng(1), images, count)
     alone = await _asked(host, port, requests[: max(count // 10, 200)], 1, None)
     full = await _asked(host, port, requests, connections, None)
-    paced = await _asked(host, port, requests, connections, _PACE * full[1])
-    for name, (answers, rate) in (("alone", alone), ("full", full), ("paced", paced)):
+    quarter, half = [await _asked(host, port, requests, connections, pace * full[1]) for pace in _PACES]
+    loads = {"alone": alone, "quarter": quarter, "half": half, "full": full}
+    for name, (answers, rate) in loads.items():
         errors = sum(answer.status != 200 for answer in answers)
         print(f"{name}: {len(answers):,} requests, {errors} errors, {rate:,.0f} per second")
-    print("\n| request | lone p50 ms | paced p50 | paced p99 | p99 / lone p50 | full p50 | full p99 | p99 / lone p50 |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    del loads["alone"]
+    print(f"\n| request | lone p50 ms | {' | '.join(f'{name} p50 | p99 | p99 / lone p50' for name in loads)} |")
+    print(f"|---{(1 + 3 * len(loads)) * '|---:'}|")
     for kind in (*_MIX, "all"):
-        lone, light, heavy = (_times(answers, kind) for answers, _ in (alone, paced, full))
-        base = np.percentile(lone, 50)
+        base = np.percentile(_times(alone[0], kind), 50)
         cells = [f"{base:.2f}"]
-        for times in (light, heavy):
-            middle, late = np.percentile(times, [50, 99])
+        for answers, _ in loads.values():
+            middle, late = np.percentile(_times(answers, kind), [50, 99])
             cells += [f"{middle:.2f}", f"{late:.2f}", f"{late / base:.1f}"]
         print(f"| {kind} | {' | '.join(cells)} |")
 
