@@ -19,7 +19,8 @@ from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.refine import refine_candidates
 from suffuse.manifest import Manifest
 from suffuse.matching import Regions, match_regions, pooling_weights
-from suffuse.neighbors import Features, nearest
+from suffuse.neighbors import Features, Neighbors, nearest
+from suffuse.own_knn import OwnKnn, nearest_by_own
 from suffuse.params import Params
 from suffuse.store import Stored, Transition, is_coded, is_pooled, open_index
 
@@ -127,6 +128,7 @@ class Index:
         owners: NDArray[Any] | None = None,
         exact: bool = False,
         ef: int | None = None,
+        knn: OwnKnn | None = None,
     ) -> Hits:
         """The `top` best images for each query (m, d).
 
@@ -139,6 +141,8 @@ class Index:
         owners  which query each row belongs to, where a query has several regions
         exact   find the seeds exactly in an index that was built with seed_search="hnsw", too
         ef      candidates that such a search keeps, the more the more exact; by default more for larger indexes
+        knn     an index of your own that finds the seeds: of faiss, or with the same `search(queries, k)`, over the
+                elements of this one in the same order; it gets the queries as they are given here
 
         Images that diffusion reached come first; the rest follow by cosine with the score 0, so that
         top=len(index) is a full ranking. In a regional index hits are images: diffusion scores are summed
@@ -160,7 +164,13 @@ class Index:
         top = min(int(top), len(self))
         if method == "knn":
             return self._plain(rows, query_ptr, top)
-        y = self._seeds(rows, query_ptr, min(int(seeds), len(self.features)), None if exact else ef or self._width)
+        seeds = min(int(seeds), len(self.features))
+        if knn is None:
+            y = self._seeds(rows, query_ptr, seeds, None if exact else ef or self._width)
+        elif owners is not None:
+            raise InvalidParams("knn must be None where queries have owners; find the seeds first, then use combine")
+        else:
+            y = self._weighted(nearest_by_own(knn, queries, rows, self.features, seeds), query_ptr)
         if pooling != "sum":
             return self._pooled(rows, query_ptr, y, top, pooling)
         hits, counts = self._diffused(y, top, refine)
@@ -243,8 +253,11 @@ class Index:
             before = blocks_read()
             found = nearest_by_hnsw(rows, self.features, graph, seeds, width, fetch=self._links_on_disk)
             self._links_on_disk = blocks_read() != before
+        return self._weighted(found, query_ptr)
+
+    def _weighted(self, found: Neighbors, query_ptr: NDArray[np.int64]) -> Seeds:
         weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
-        return Seeds(query_ptr * seeds, found.ids.ravel(), weights.ravel())
+        return Seeds(query_ptr * found.ids.shape[1], found.ids.ravel(), weights.ravel())
 
     def _pooled(self, rows: Features, query_ptr: NDArray[np.int64], seeds: Seeds, top: int, pooling: Pooling) -> Hits:
         """Diffusion over regions, pooled to images when all regions of a query have been added up."""
