@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.errors import InvalidInput, InvalidParams
-from suffuse.neighbors import Features, similarities
+from suffuse.neighbors import Features, Lists, similarities, unpacked
 from suffuse.online import METHODS, Hits, Index, Method, Seeds
 
 # How much a picture that is not wanted counts against one that is. At 1 a single one outweighs what it shares with the
@@ -228,11 +228,9 @@ def _seeds(ids: NDArray[np.int32], weights: NDArray[np.float64]) -> Seeds:
 
 def _nearest(likeness: Likeness, top: int, hits: NDArray[np.bool_]) -> Found:
     """The ranking without diffusion, of images that may be hits and have a vector, ties to the smaller id."""
-    scores = likeness.values
-    ids = np.flatnonzero(hits & np.isfinite(scores))
-    if 4 * top < len(ids):
-        # Sorting all would take longer than the similarities; ties at the border stay in.
-        border = np.partition(scores[ids], len(ids) - top)[len(ids) - top]
-        ids = ids[scores[ids] >= border]
-    ids = ids[np.lexsort((ids, -scores[ids]))][:top]
-    return Found(ids, scores[ids])
+    scores = np.where(hits, likeness.values, np.float32(-np.inf)) + np.float32(0.0)  # which makes 0 of -0
+    best = Lists(1, min(top, len(scores)))
+    best.enter_rows(0, scores[None], 0)
+    (found,), (ids,) = unpacked(best.largest())
+    keep = np.isfinite(found)
+    return Found(ids[keep], found[keep])
