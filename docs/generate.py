@@ -15,6 +15,7 @@ VERBS = (
     "images",
     "extract",
     "serve",
+    "export",
     "evaluate",
     "tune",
     "reproduce",

@@ -12,6 +12,7 @@ import indexes
 import reference_baselines as twin
 import worlds
 from data import clusters, curves, scattered
+from postgres import server  # noqa: F401
 from suffuse import Params, build
 from suffuse.cli import main
 

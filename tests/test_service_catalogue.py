@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
+import suffuse
+from data import scattered
+from suffuse import Params
 from suffuse.errors import InvalidInput
 from suffuse.items import Items, encode_items
+from suffuse.service import create_app
 from suffuse.service.catalogue import Catalogue
 from suffuse.service.models import Between
 
@@ -62,3 +67,16 @@ def test_truth_is_no_number_and_an_unknown_field_is_named():
     assert not flags.allowed({"flag": 1}).any()
     with pytest.raises(InvalidInput, match="fields are: flag"):
         flags.allowed({"flga": True})
+
+
+def test_whole_numbers_of_any_length_are_told(tmp_path):
+    features, big = scattered(np.random.default_rng(0), 4, 3), [1, 10**30, -(10**400), 5]
+    items = [{"name": str(id), "big": value} for id, value in enumerate(big)]
+    suffuse.build(features, tmp_path / "x.index", Params(k=2, truncation=4, keep=4), names=items)
+    with TestClient(create_app(tmp_path / "x.index")) as client:
+        listed = client.get("/api/items")
+        assert [item["metadata"]["big"] for item in listed.json()["items"]] == big
+        assert client.get("/api/info").status_code == 200
+        request = {"positive": [0], "method": "knn", "filter": {"big": {"min": 2}}}
+        hits = client.post("/api/search", json=request).json()["results"]["knn"]["hits"]
+        assert {hit["id"] for hit in hits} == {1, 3}

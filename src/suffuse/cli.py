@@ -3,6 +3,7 @@
 Heavy modules are imported inside the commands, so that --help answers at once.
 """
 
+import contextlib
 import functools
 import json
 import logging
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from suffuse import __version__, bench_verb, image_verbs, research, serve_verb
+from suffuse import __version__, bench_verb, image_verbs, postgres_verb, research, serve_verb
 from suffuse.errors import InvalidParams, SuffuseError
 from suffuse.params import GraphSearch, Params, Search, SeedSearch, Support, ValueType
 from suffuse.terminal import console, progress_bars
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command(rich_help_panel="Pictures and the page")(image_verbs.images)
 app.command(rich_help_panel="Pictures and the page")(image_verbs.extract)
 app.command(rich_help_panel="Pictures and the page")(serve_verb.serve)
+app.command(rich_help_panel="Past one machine")(postgres_verb.export)
 app.command(rich_help_panel="For researchers")(research.evaluate)
 app.command(rich_help_panel="For researchers")(research.tune)
 app.command(rich_help_panel="For researchers")(research.reproduce)
@@ -149,6 +151,10 @@ def build(
     memory: Annotated[
         float | None, typer.Option(metavar="GB", help="Memory to stay below, with fewer threads if need be.")
     ] = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Build on a Dask cluster: its scheduler's address; local or local:N."),
+    ] = None,
     transpose: Annotated[bool, typer.Option("--transpose", help="FEATURES has one column per image.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an index that is already there.")] = False,
 ) -> None:
@@ -162,21 +168,28 @@ def build(
         graph_search=graph_search, support_search=support_search, seed_search=seed_search,
         probes=probes, ef=ef, with_graph=with_graph,
     )  # fmt: skip
+    if dask is not None and (jobs is not None or memory is not None):
+        raise InvalidParams("--dask has workers of its own; give it without --jobs and --memory")
+    from suffuse.cluster import client_of
     from suffuse.features import load, load_owners
     from suffuse.items import load_items, with_labels
-    from suffuse.offline import build as build_index
 
     loaded = load(features, transpose=transpose)
     items = None if names is None else load_items(names)
     if loaded.labels is not None and owners is None:
         items = with_labels(items, loaded.labels)
-    with progress_bars() as progress:
+    with contextlib.nullcontext() if dask is None else client_of(dask) as client, progress_bars() as progress:
+        if client is not None:
+            typer.echo(f"Dashboard: {client.dashboard_link}", err=True)
+        from suffuse.offline import build as build_index  # while workers import as much
+
         summary = build_index(
             loaded.features,
             output,
             params,
             owners=None if owners is None else load_owners(owners),
             names=items,
+            executor=client,
             jobs=jobs,
             memory=memory,
             force=force,
@@ -300,7 +313,7 @@ def demo(
     typer.echo(f"The picture: {output / 'digits.png'}", err=True)
     typer.echo(f"The page:    {_program()} serve {output / 'digits.index'}", err=True)
     if serve:
-        serve_verb.serve(output / "digits.index", port=port, open_page=True)
+        serve_verb.serve(str(output / "digits.index"), port=port, open_page=True)
 
 
 def _program() -> str:

@@ -27,6 +27,9 @@ from suffuse.offline import BuildSummary, Progress, build
 from suffuse.online import Index, Pooling
 from suffuse.params import Params
 
+# Where `sql` puts its index: beside a user's own, which an evaluation must not replace.
+SQL_SCHEMA = "suffuse_evaluate"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -39,6 +42,7 @@ class Setting:
     pooling          how `regional` makes one score of an image's regions: "sum", "max" or "gmp"
     weight           share of the regional scores in `fusion` (the paper, which fuses with other global scores: 0.75)
     expand           neighbours of query expansion
+    postgres         the URL of the database that `sql` exports to
     spectral_rank    eigenvectors of `spectral`
     """
 
@@ -50,6 +54,7 @@ class Setting:
     pooling: Pooling = "sum"
     weight: float = 0.2
     expand: int = 10
+    postgres: str | None = None
     spectral_rank: int = 500
 
 
@@ -220,6 +225,22 @@ def _refined(shop: Workshop) -> Prepared:
     return _searched(shop.graph_index, shop.setting.seeds, shop.setting.refine)
 
 
+def _sql(shop: Workshop) -> Prepared:
+    """The same index as `graph`, exported and searched by its SQL function alone, with exact seeds."""
+    url, (_, built) = shop.setting.postgres, shop.graph_index
+    if url is None:
+        raise InvalidParams("method 'sql' needs a database; give its URL by --postgres")
+    from suffuse.postgres import PostgresIndex, export_index
+
+    done = export_index(built.path, url, SQL_SCHEMA)
+    index = PostgresIndex(url, SQL_SCHEMA)
+
+    def rank(queries: Queries, top: int) -> Ranking:
+        return Ranking(*index.search(queries.features, top, shop.setting.seeds, exact=True))
+
+    return Prepared(rank, sum(built.seconds.values()) + done.seconds, done.bytes)
+
+
 def _searched_by_region(shop: Workshop, refine: int, pooling: Pooling) -> Prepared:
     index, summary = shop.regional_index if pooling == "sum" else shop.unpooled_index
     setting = shop.setting
@@ -360,6 +381,8 @@ METHODS: dict[str, Method] = {
 
 def prepare(name: str, shop: Workshop) -> Prepared:
     """The method of that name, ready for the workshop's data set."""
+    if name == "sql":  # not in METHODS: it needs a database as well as data
+        return _sql(shop)
     if name not in METHODS:
         raise InvalidParams(f"method {name!r} is unknown; known are: {', '.join(METHODS)}")
     return METHODS[name].prepare(shop)

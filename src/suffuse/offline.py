@@ -4,18 +4,17 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suffuse import __version__
-from suffuse.arrays import map_array, sync_directory, write_array, write_blocks, write_bytes
+from suffuse.arrays import UNFINISHED, map_array, sync_directory, write_array, write_blocks, write_bytes
 from suffuse.blocks import (
     block_path,
     block_rows,
@@ -34,6 +33,7 @@ from suffuse.blocks import (
     seeds_results,
     seeds_task,
 )
+from suffuse.cluster import cores, owned, workers_of
 from suffuse.errors import BuildInterrupted, InvalidParams
 from suffuse.features import check_matrix, check_owners, learn_whitening, load, unit_blocks
 from suffuse.items import check_items, encode_items
@@ -42,6 +42,9 @@ from suffuse.memory import threads_that_fit
 from suffuse.params import Params
 from suffuse.shards import shard_starts
 from suffuse.workplace import publish, refuse_overwriting, remove, work_path, working_directory
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +78,7 @@ def build(
     owners: NDArray[Any] | None = None,
     names: Sequence[Any] | None = None,
     pictures: dict[str, Any] | None = None,
-    executor: Executor | None = None,
+    executor: "Executor | Client | None" = None,
     jobs: int | None = None,
     memory: float | None = None,
     force: bool = False,
@@ -86,7 +89,8 @@ def build(
     features  (n, d), one row per image, or per region if `owners` says which image each region belongs to
     names     a name, or an object with a name and metadata, for each image
     pictures  where the images are and what made features of them: a JSON object that the manifest keeps
-    executor  runs the tasks: any concurrent.futures.Executor whose workers see the same files; else `jobs` threads
+    executor  runs the tasks: any concurrent.futures.Executor whose workers see the same files, or a Dask client; else
+              `jobs` threads
     memory    gigabytes that the build may hold: fewer threads if that many need more, an error if one does
     force     replace an index that is already there, once the new one is whole
 
@@ -104,11 +108,11 @@ def build(
     if names is not None and owners is not None:
         images = max(images, len(names))  # the last images may have no regions
     items = None if names is None else check_items(names, images)
-    workers = _workers(executor, _fitting(jobs, memory, features, params))
     try:
         refuse_overwriting(final, force)
+        workers = _workers(executor, _fitting(jobs, memory, features, params), work_path(final).absolute())
         plan = _plan(features, params, owners, items)
-        with working_directory(final, plan, force) as work, workers as pool:
+        with working_directory(final, plan, force) as work, owned(work), workers as pool:
             build_ = _Build(work, n, pool, progress or _silent)
             _write_inputs(build_, features, params, owners, items)
             if seeds := seeds_results(work, params):
@@ -241,24 +245,22 @@ def _fitting(jobs: int | None, memory: float | None, features: NDArray[Any], par
         return jobs
     n, dimensions = len(features), params.whiten or features.shape[1]
     return threads_that_fit(
-        memory, n, dimensions, params, jobs or _cores(),
+        memory, n, dimensions, params, jobs or cores(),
         shard_rows=shard_starts(n, block_rows(n)).step, block_rows=block_rows(n), given=features.nbytes,
     )  # fmt: skip
 
 
-def _workers(executor: Executor | None, jobs: int | None) -> contextlib.AbstractContextManager[Executor]:
+def _workers(
+    executor: "Executor | Client | None", jobs: int | None, work: Path
+) -> contextlib.AbstractContextManager[Executor]:
     if executor is not None:
         if jobs is not None:
             raise InvalidParams("give an executor, or a number of jobs or a bound of memory, not both")
-        return contextlib.nullcontext(executor)
+        return workers_of(executor, work)
     if jobs is not None and jobs < 1:
         raise InvalidParams(f"jobs must be a whole number of at least 1, got {jobs!r}")
     # Threads, since the kernels and faiss release the GIL; they share the memory maps at no cost.
-    return ThreadPoolExecutor(jobs or _cores())
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ThreadPoolExecutor(jobs or cores())
 
 
 def _plan(
@@ -290,6 +292,8 @@ def _write_inputs(
         index = build_.index
         if (index / "features.npy").exists():
             return
+        for left_behind in index.iterdir():
+            left_behind.unlink()  # also what workers of a killed build with another plan wrote at last
         n, dimensions, whitening = len(features), params.whiten or features.shape[1], None
         if params.whiten is not None:
             whitening = learn_whitening(features, "features", params.whiten, params.whiten_power)
@@ -309,6 +313,8 @@ def _assemble(build_: _Build, params: Params, images: int, pictures: dict[str, A
     """Join the blocks of columns, and describe the whole in a manifest."""
     with build_.stage("index"):
         index, n = build_.index, build_.n
+        for left_behind in index.glob(f".*{UNFINISHED}"):
+            left_behind.unlink()  # by a worker that was killed, and whose task another one did
         joined = join_columns(build_.work, n)
         if params.pool == "sum" and (index / "owners.npy").exists():
             image_task(str(build_.work), images)

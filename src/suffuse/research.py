@@ -89,13 +89,16 @@ def evaluate(
         Pooling, typer.Option(help="How the regional method makes one score of an image's regions.")
     ] = "sum",
     weight: Annotated[float, typer.Option(help="Share of the regional scores in fusion.")] = 0.2,
+    postgres: Annotated[
+        str | None, typer.Option(metavar="URL", help="Also rank by SQL alone, in this database.", show_default=False)
+    ] = None,
     json_out: JsonOption = None,
 ) -> None:
     """Compare methods on a data set with known truth: quality, time and size side by side.
 
     Methods: knn, aqe, alpha-qe, dba, online, online-early, online-late, spectral, features (the paper), graph and
     refined (ours); with regions also r-match, r-match-aqe, matched, online-regional, regional,
-    regional-refined, fusion.
+    regional-refined, fusion; with --postgres also sql: graph, exported to its schema suffuse_evaluate.
     """
     from suffuse.comparison import compare
     from suffuse.methods import METHODS, Workshop, available
@@ -107,7 +110,9 @@ def evaluate(
         if name not in METHODS:
             raise InvalidParams(f"method {name!r} is unknown; known are: {', '.join(METHODS)}")
     params = Params(k=k, alpha=alpha, truncation=truncation, keep=keep, whiten=whiten, whiten_power=whiten_power)
-    setting = replace(_setting(params, Params(k=regional_k), seeds, regional_seeds, weight), pooling=pooling)
+    setting = _setting(params, Params(k=regional_k), seeds, regional_seeds, weight)
+    setting = replace(setting, pooling=pooling, postgres=postgres)
+    names += [] if postgres is None else ["sql"]
     status = console(stderr=True)
     with tempfile.TemporaryDirectory() as folder:
         shop = Workshop(dataset, setting, Path(folder))

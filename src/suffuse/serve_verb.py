@@ -5,6 +5,7 @@ import ipaddress
 import signal
 import socket
 import threading
+import urllib.parse
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def serve(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.", show_default=False)],
+    index: Annotated[
+        str,
+        typer.Argument(
+            metavar="INDEX",
+            help="The index directory, or postgresql://USER@HOST/DATABASE that it was exported to.",
+            show_default=False,
+        ),
+    ],
     host: Annotated[str, typer.Option(help="The address to listen on; the default is for this machine only.")] = (
         "127.0.0.1"
     ),
@@ -50,6 +58,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Names it also goes by, behind a proxy; repeat it.", show_default=False),
     ] = None,
+    schema: Annotated[str, typer.Option(help="The schema of the index in a database.")] = "suffuse",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Serve an index: a page to look at, and an HTTP API (/docs describes it).
@@ -65,17 +74,25 @@ def serve(
 
     local = _is_loopback(host)
     hosts = {name.lower() for name in (*_LOOPBACK, *(allow_host or ()))} if local else None
-    app = create_app(index, token=token, cors=cors or (), hosts=hosts, image_root=images)
+    app = create_app(index, token=token, cors=cors or (), hosts=hosts, image_root=images, schema=schema)
     with _listening(host, port) as sock:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{sock.getsockname()[1]}/"
-        images_count = len(app.state.service.engine.index)
-        typer.echo(f"Serving {index} ({images_count:,} images) at {address} - stop it with Ctrl+C", err=True)
+        served = f"{_without_secrets(index)} ({len(app.state.service.engine):,} images)"
+        typer.echo(f"Serving {served} at {address} - stop it with Ctrl+C", err=True)
         if not local and token is None:
             typer.echo("Everyone who can reach this port can see the pictures; choose a --token", err=True)
         if open_page:
             _open_when_ready(app, address)
         _run(app, sock)
+
+
+def _without_secrets(index: str | Path) -> str:
+    """An index as it may be shown: of a URL only the host and the database, since a password may be anywhere else."""
+    if "://" not in str(index):
+        return str(index)
+    url = urllib.parse.urlsplit(str(index))
+    return f"{url.scheme}://{url.hostname or ''}{url.path}"
 
 
 def _check_installed() -> None:

@@ -71,7 +71,7 @@ def working_directory(final: Path, plan: dict[str, Any], force: bool) -> Iterato
             write_json(plan_path, plan)
         (work / "index").mkdir(exist_ok=True)
         for left_behind in work.glob(f"**/.*{UNFINISHED}"):
-            left_behind.unlink()
+            left_behind.unlink(missing_ok=True)
         yield work
 
 

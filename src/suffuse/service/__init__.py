@@ -10,6 +10,9 @@ pictures   files under the image root: thumbnails, uploads
 queries    what a request looks for, and the queries that are remembered
 work       threads, so that the event loop never waits
 engine     an index and all of the above, without HTTP
+connections, statements, database
+           the same for an index in PostgreSQL; needs the extra suffuse[postgres], too
+interface  what the endpoints need of either
 routes     the endpoints
 app        the whole
 """

@@ -13,11 +13,12 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from suffuse import __version__
-from suffuse.errors import InvalidInput, SuffuseError
+from suffuse.errors import InvalidInput, MissingExtra, SuffuseError
 from suffuse.online import Index
 from suffuse.service import problems
 from suffuse.service.engine import Engine
 from suffuse.service.guard import Guard, Rules
+from suffuse.service.interface import Searching
 from suffuse.service.limits import Limits
 from suffuse.service.models import ProblemAnswer, SearchRequest
 from suffuse.service.queries import Extractor
@@ -57,19 +58,32 @@ def create_app(
     image_root: str | Path | None = None,
     extractor: Extractor | None = None,
     title: str = "Suffuse",
+    schema: str = "suffuse",
 ) -> FastAPI:
-    """The service over one index.
+    """The service over one index: a directory, or the URL of a database that it was exported to.
 
     token       what every request must show; None for everyone
     cors        origins whose pages may read answers, such as https://example.org
     hosts       names in the Host header that are answered; None for any
     image_root  the folder of the pictures that the items' names lie in; by default the one the index was made from
-    extractor   the model for uploads; by default the one the index was made with
+    extractor   the model for uploads; by default the one the index was made with, which a database does not know
+    schema      where the index is in a database
     """
-    limits, index = limits or Limits(), Index.open(index_path)
-    root, extractor = _resolved(index, image_root, extractor)
-    name = Path(index_path).resolve().name
-    service = Service(Engine(index, name, image_root=root, extractor=extractor, limits=limits))
+    limits = limits or Limits()
+    if image_root is not None and not Path(image_root).is_dir():
+        raise InvalidInput(f"there is no folder {image_root}; give the one that the items' names lie in")
+    if is_database(index_path):
+        if importlib.util.find_spec("psycopg") is None:
+            raise MissingExtra("psycopg", "postgres")
+        from suffuse.service.database import DatabaseEngine
+
+        root = None if image_root is None else Path(image_root)
+        engine: Searching = DatabaseEngine(str(index_path), schema, image_root=root, extractor=extractor, limits=limits)
+    else:
+        index, name = Index.open(index_path), Path(index_path).resolve().name
+        root, extractor = _resolved(index, image_root, extractor)
+        engine = Engine(index, name, image_root=root, extractor=extractor, limits=limits)
+    service = Service(engine)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -99,13 +113,16 @@ def create_app(
     return app
 
 
+def is_database(index: str | Path) -> bool:
+    """Whether this is the URL of a database, and no directory."""
+    return str(index).startswith(("postgresql://", "postgres://"))
+
+
 def _resolved(
     index: Index, image_root: str | Path | None, extractor: Extractor | None
 ) -> tuple[Path | None, Extractor | None]:
     """Where the pictures are and what makes vectors of them, as told or as the index says."""
     pictures = index.manifest.pictures or {}
-    if image_root is not None and not Path(image_root).is_dir():
-        raise InvalidInput(f"there is no folder {image_root}; give the one that the items' names lie in")
     root = image_root or pictures.get("root")
     root = None if root is None else Path(root)
     if root is not None and not root.is_dir():

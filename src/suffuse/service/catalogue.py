@@ -1,6 +1,7 @@
 """Names and metadata of all pictures, read once: listing, looking for names, filters."""
 
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -112,11 +113,19 @@ class _Names:
         return found
 
 
+def _float(value: float) -> float:
+    """A number of JSON; whole numbers there have any length."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def _column(kind: str, values: dict[int, Any], count: int) -> _Column:
     ids = np.fromiter(values, np.int64, len(values))
     if kind == "number":
         numbers = np.full(count, np.nan)
-        numbers[ids] = np.fromiter((float(value) for value in values.values()), np.float64, len(values))
+        numbers[ids] = np.fromiter((_float(value) for value in values.values()), np.float64, len(values))
         return _Column(kind, numbers, {})
     choices: dict[Any, int] = {}
     places = np.full(count, -1, np.int32)
@@ -144,6 +153,6 @@ def _kind(values: Any) -> str | None:
 
 def _described(kind: str, values: dict[int, Any]) -> dict[str, Any]:
     if kind == "number":
-        return {"type": "number", "min": float(min(values.values())), "max": float(max(values.values()))}
+        return {"type": "number", "min": _float(min(values.values())), "max": _float(max(values.values()))}
     common = [value for value, _ in Counter(values.values()).most_common(_MOST_VALUES)]
     return {"type": kind, "values": sorted(common)}

@@ -1,5 +1,6 @@
 """Every error of the service in one shape: {"error": {"code", "message", "hint"}}, never a path or a trace."""
 
+import json
 import logging
 from http import HTTPStatus
 from typing import Any
@@ -48,7 +49,10 @@ class Json(Response):
 
     def render(self, content: Any) -> bytes:
         """The bytes."""
-        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+        try:
+            return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+        except TypeError:  # whole numbers of more than 64 bits, which somebody's metadata may hold
+            return json.dumps(content).encode()
 
 
 def answer(problem: Problem) -> Json:

@@ -1,9 +1,10 @@
 """What a request looks for: pictures, vectors, an upload, a part of one; and the queries that are remembered."""
 
+import copy
 import re
 import secrets
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,12 @@ class Queries:
 
     def __len__(self) -> int:
         return len(self._remembered)
+
+    def over(self, index: Index) -> Self:
+        """The same queries, understood by another index."""
+        other = copy.copy(self)
+        other._index = index
+        return other
 
     def recalled(self, token: str) -> Wanted:
         """The query of a token."""

@@ -10,12 +10,12 @@ from starlette.datastructures import UploadFile
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from suffuse.service import models
-from suffuse.service.engine import Engine
+from suffuse.service.interface import Searching
 from suffuse.service.metrics import Metrics
 from suffuse.service.models import SearchRequest
 from suffuse.service.pictures import MEDIA_TYPES, Pictures, Thumb
 from suffuse.service.problems import Json, Problem
-from suffuse.service.work import Workers, cores
+from suffuse.service.work import Workers
 
 R = TypeVar("R")
 
@@ -57,10 +57,9 @@ _SEARCH_BODY = {
 class Service:
     """An engine at work: its threads, its metrics, and whether it is warm."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Searching) -> None:
         self.engine, self.metrics = engine, Metrics()
-        # Kernels let others run meanwhile, so there is nothing to gain from more threads than cores.
-        self.searches = Workers("search", cores(), engine.limits.waiting)
+        self.searches = Workers("search", engine.threads, engine.limits.waiting)
         self.lookups = Workers("lookup", 2, engine.limits.waiting)
         self.picturing = Workers("picture", 2, engine.limits.waiting)
         self._warming: Future[None] | None = None
@@ -71,7 +70,7 @@ class Service:
             self._warming = self.searches.submit(self.engine.warm)
         return self._warming
 
-    async def run(self, work: Callable[[Engine], R], workers: Workers | None = None) -> R:
+    async def run(self, work: Callable[[Searching], R], workers: Workers | None = None) -> R:
         """Do the work in a thread when the service is warm; without other workers in one of those that search.
 
         Pictures have their own, so that searches never wait for them, and so have lookups, which take no time at all.
@@ -84,6 +83,7 @@ class Service:
         """End what is being done."""
         for workers in (self.searches, self.lookups, self.picturing):
             workers.close()
+        self.engine.close()
 
 
 def make_router() -> APIRouter:
@@ -121,10 +121,12 @@ async def _healthz() -> Response:
 
 
 async def _readyz(request: Request) -> Response:
-    """Whether the service is warm, so that the first request is as fast as the others."""
-    if not (warming := _of(request).warm()).done():
+    """Whether the service is warm, so that the first request is as fast as the others, and its index can be read."""
+    service = _of(request)
+    if not (warming := service.warm()).done():
         raise Problem(503, "the service is warming up", "ask again in a moment")
     warming.result()
+    await service.run(lambda engine: engine.check(), service.lookups)
     return Json({"status": "ok"})
 
 
@@ -136,7 +138,7 @@ async def _metrics(request: Request) -> Response:
         "suffuse_searches_waiting": ("Searches in work or in line.", service.searches.busy),
         "suffuse_pictures_waiting": ("Pictures in work or in line.", service.picturing.busy),
         "suffuse_queries_remembered": ("Queries that are kept.", len(service.engine.queries)),
-        "suffuse_images": ("Pictures in the index.", len(service.engine.index)),
+        "suffuse_images": ("Pictures in the index.", len(service.engine)),
     }
     text = service.metrics.render(gauges)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -183,7 +185,7 @@ async def _thumb(
 ) -> Response:
     """A small JPEG of a picture, turned upright."""
 
-    def make(engine: Engine) -> Thumb:
+    def make(engine: Searching) -> Thumb:
         return _pictures(engine).thumb(engine.item(id)["name"], size)
 
     service = _of(request)
@@ -218,7 +220,7 @@ async def _explain(
     return await _of(request).run(lambda engine: Json(engine.explain(query, item, seeds)))
 
 
-def _searched(engine: Engine, body: bytes, image: bytes | None) -> Json:
+def _searched(engine: Searching, body: bytes, image: bytes | None) -> Json:
     return Json(engine.search(SearchRequest.model_validate_json(body), image))
 
 
@@ -234,7 +236,7 @@ async def _uploaded(request: Request, most: int) -> tuple[bytes, bytes]:
     return text.encode(), data
 
 
-def _pictures(engine: Engine) -> Pictures:
+def _pictures(engine: Searching) -> Pictures:
     if engine.pictures is None:
         raise Problem(404, "this index is served without pictures", "give their folder by --images")
     return engine.pictures

@@ -1,0 +1,89 @@
+"""A connection to PostgreSQL: opened, checked, and its errors said in our words."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from suffuse.errors import InvalidInput, InvalidParams
+
+Connection = psycopg.Connection[Any]
+
+# Seconds to wait for a server that does not answer, unless the URL says otherwise.
+_PATIENCE = 10
+# PostgreSQL cuts longer names without a word, and two schemas would be one.
+_LONGEST_NAME = 63
+# The first pgvector with halfvec and l2_normalize.
+_OLDEST_PGVECTOR = (0, 7)
+
+
+def connect(url: str) -> Connection:
+    """A connection to the server at `url`; every statement is a transaction of its own unless one is opened."""
+    try:
+        patience = {} if "connect_timeout" in conninfo_to_dict(url) else {"connect_timeout": _PATIENCE}
+        full = make_conninfo(url, **patience)
+    except psycopg.ProgrammingError:
+        # Not its words: they may repeat the password.
+        raise InvalidInput("the URL of the database cannot be read; write postgresql://USER@HOST/DATABASE") from None
+    try:
+        return psycopg.connect(full, autocommit=True)
+    except psycopg.OperationalError as error:
+        raise InvalidInput(f"cannot connect to PostgreSQL: {_words(error)}; check the URL and the server") from error
+
+
+def check_schema(schema: str) -> str:
+    """A name that PostgreSQL takes as it is; any character but NUL may be in it, since names are quoted."""
+    if not schema or "\0" in schema:
+        raise InvalidParams(f"schema must be a name, got {schema!r}")
+    try:
+        length = len(schema.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidParams(f"schema must be a name in UTF-8, got {schema!r}") from error
+    if length > _LONGEST_NAME:
+        raise InvalidParams(f"schema must have at most {_LONGEST_NAME} bytes, got {length}")
+    return schema
+
+
+def vector_schema(connection: Connection) -> str:
+    """Where pgvector is installed: its types and operators are named by it, whatever a client's search_path."""
+    found = connection.execute(
+        "SELECT n.nspname, e.extversion FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
+        " WHERE e.extname = 'vector'"
+    ).fetchone()
+    if found is None:
+        raise InvalidInput(
+            "the database has no pgvector; install it on the server, then run CREATE EXTENSION vector in the database"
+        )
+    name, version = found
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_PGVECTOR:
+        raise InvalidInput(
+            f"the database has pgvector {version}; 0.7 or later is needed: ALTER EXTENSION vector UPDATE"
+        )
+    return str(name)
+
+
+@contextlib.contextmanager
+def friendly(doing: str) -> Iterator[None]:
+    """What the server refuses becomes an error of ours that says what was being done."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise InvalidInput(
+            f"{doing}: {_words(error)}; ask the owner of the database for the privilege (docs/postgres.md)"
+        ) from error
+    except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        raise InvalidInput(
+            f"{doing}: {_words(error)}; there is no index in this schema yet: suffuse export makes one"
+        ) from error
+    except psycopg.Error as error:
+        raise InvalidInput(f"{doing}: {_words(error)}") from error
+
+
+def _words(error: psycopg.Error) -> str:
+    """The server's message in one line."""
+    said = error.diag.message_primary or str(error) or type(error).__name__
+    lines = [line.strip().removeprefix("- ") for line in said.splitlines() if line.strip()]
+    # A name with several addresses gives a line for each, after one that only says so.
+    return lines[-1] if len(lines) > 1 and lines[0].endswith(":") else lines[0]

@@ -1,0 +1,235 @@
+"""An index in PostgreSQL with the queries that the service remembers: what `engine` does for one that is open here.
+
+Diffusion is that of `suffuse.similar` without the second look, which needs whole columns of all candidates here.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse import __version__
+from suffuse.errors import InvalidInput
+from suffuse.features import check_matrix, unit_rows
+from suffuse.neighbors import Features
+from suffuse.online import Index, Method
+from suffuse.service import statements
+from suffuse.service.connections import About, Connections, Reading
+from suffuse.service.engine import OTHER_RANKS, SERVED, milliseconds, ranked, shown
+from suffuse.service.limits import Limits
+from suffuse.service.models import SearchRequest
+from suffuse.service.pictures import Pictures
+from suffuse.service.problems import Problem
+from suffuse.service.queries import Extractor, Queries
+from suffuse.service.statements import Fields, Scope, Signed
+from suffuse.similar import NEGATIVE, Found, Wanted
+
+NO_GRAPH = "the graph is not in the database; serve the index itself, built with --with-graph"
+# The database does the work, so that more searches than cores can wait for it here.
+_THREADS = 8
+
+
+class DatabaseEngine:
+    """What the service knows about an exported index; safe to use from many threads.
+
+    A new export is seen by the next request. `exact` finds the seeds by comparing with all images, and not by HNSW.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        schema: str = "suffuse",
+        *,
+        image_root: Path | None,
+        extractor: Extractor | None,
+        limits: Limits,
+        exact: bool = False,
+    ) -> None:
+        self.limits, self.threads = limits, _THREADS
+        self._exact, self._can_extract = exact, extractor is not None
+        self.pictures = None if image_root is None else Pictures(image_root, limits)
+        # Every request brings the index that it sees, see `_Gallery`.
+        self.queries = Queries(cast(Index, None), self.pictures, extractor, limits)
+        self._connections = Connections(url, schema, limits.seconds)
+        database, about = self._connections.first()
+        self._name, self._images = f"{database}/{schema}", about.images
+        self._fields: tuple[About, Fields] | None = None
+        self._describing = threading.Lock()
+
+    def __len__(self) -> int:
+        """The number of images when the database was last asked for it."""
+        return self._images
+
+    def warm(self) -> None:
+        """Read what can be filtered by; a database that is away now is asked again by the first request."""
+        with contextlib.suppress(Problem), self._connections.reading() as reading:
+            self._known(reading)
+
+    def check(self) -> None:
+        """Tell if the index cannot be read now."""
+        with self._connections.reading() as reading:
+            self._images = reading.about.images
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connections.close()
+
+    def _known(self, reading: Reading) -> Fields:
+        """The fields of this export; they take a while, so they are read once, by whoever comes first."""
+        with self._describing:
+            if (kept := self._fields) is None or kept[0] != reading.about:
+                self._fields = kept = reading.about, statements.fields(reading)
+        self._images = reading.about.images
+        return kept[1]
+
+    def info(self) -> dict[str, Any]:
+        """What the index holds, and what can be done with it."""
+        with self._connections.reading() as reading:
+            return {
+                "name": self._name,
+                "images": reading.about.images,
+                "elements": reading.about.images,
+                "dimensions": reading.about.query_dimensions,
+                "params": reading.about.params,
+                "methods": list(SERVED),
+                "regional": False,
+                "pictures": self.pictures is not None,
+                "upload": self._can_extract,
+                "explain": True,
+                "chain": False,
+                "metadata": self._known(reading),
+                "limits": self.limits.shown(),
+                "version": __version__,
+            }
+
+    def item(self, id: int) -> dict[str, Any]:
+        """A picture as clients see it."""
+        with self._connections.reading() as reading:
+            return self._items(reading, [id])[id]
+
+    def _items(self, reading: Reading, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+        last = reading.about.images - 1
+        if wrong := [id for id in ids if not 0 <= id <= last]:
+            raise Problem(404, f"there is no item {wrong[0]}", f"ids go from 0 to {last}")
+        return {id: self._shown(id, name, metadata) for id, (name, metadata) in statements.items(reading, ids).items()}
+
+    def _shown(self, id: int, name: str, metadata: dict[str, Any]) -> dict[str, Any]:
+        return shown(id, name, metadata, pictures=self.pictures is not None)
+
+    def listed(self, offset: int, limit: int, text: str, shuffle: int | None) -> dict[str, Any]:
+        """A page of items."""
+        with self._connections.reading() as reading:
+            total, page = statements.listed(reading, offset, limit, text, shuffle)
+        return {"total": total, "offset": offset, "items": [self._shown(*item) for item in page]}
+
+    def search(self, request: SearchRequest, upload: bytes | None = None) -> dict[str, Any]:
+        """Hits of each method that is asked for; `upload` is the file that is searched by."""
+        began = time.perf_counter()
+        with self._connections.reading() as reading:
+            token, query = self.queries.over(_gallery(reading)).understood(request, upload)
+            left_out = (*query.positive, *query.negative, *query.left_out)
+            known = self._known(reading) if request.filter else {}
+            scope = statements.scope(known, request.filter or {}, left_out)
+            lists, taken = self._lists(reading, request, query, scope)
+            ids = {id for found in lists.values() for id in found.ids[: request.top].tolist()}
+            items = self._items(reading, sorted(ids))
+        results = ranked(lists, taken, request.top, items.__getitem__)
+        return {"query": token, "took_ms": milliseconds(began), "results": results}
+
+    def _lists(
+        self, reading: Reading, request: SearchRequest, query: Wanted, scope: Scope
+    ) -> tuple[dict[Method, Found], dict[Method, float]]:
+        """The hits of each method, and the milliseconds that it takes alone: what both need counts for both."""
+        lists: dict[Method, Found] = {}
+        taken: dict[Method, float] = {}
+        # Both lists are made deep enough to say where a hit of one stands in the other.
+        top = max(request.top, OTHER_RANKS) if request.method == "both" else request.top
+        start = time.perf_counter()
+        signed = _signed(reading, query)
+        shared = milliseconds(start)
+        if request.method != "knn":
+            lists["diffusion"] = statements.diffused(reading, signed, request.seeds, self._exact, scope, top)
+            taken["diffusion"] = milliseconds(start)
+        reached = lists.get("diffusion")
+        if request.method == "diffusion" and reached is not None and len(reached.ids) >= top:
+            return lists, taken
+        start = time.perf_counter()
+        near = statements.nearest(reading, _direction(query, signed), scope, top)
+        spent = milliseconds(start)
+        if reached is not None and len(reached.ids) < top:
+            lists["diffusion"] = _filled(reached, near, top)
+            taken["diffusion"] += spent
+        if request.method != "diffusion":
+            lists["knn"], taken["knn"] = near, shared + spent
+        return lists, taken
+
+    def explain(self, token: str, item: int, seeds: int) -> dict[str, Any]:
+        """Why an item has its score for a query, by the query's token."""
+        with self._connections.reading() as reading:
+            hit = self._items(reading, [item])[item]
+            signed = _signed(reading, self.queries.over(_gallery(reading)).recalled(token))
+            given = statements.contributions(reading, signed, seeds, self._exact, item)
+            items = self._items(reading, [one.seed for one in given])
+        return {
+            "item": hit,
+            "score": sum(one.amount for one in given),
+            "contributions": [{**one._asdict(), "seed": items[one.seed]} for one in given],
+            "chain": None,
+            "chain_missing": NO_GRAPH,
+        }
+
+
+class _Gallery:
+    """What `Queries` asks an index for, as one transaction sees it: its size, its space and its names."""
+
+    owners = None
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading, self.dimensions = reading, reading.about.query_dimensions
+        # Only its shape is asked for, and this takes no memory.
+        self.features = np.broadcast_to(np.float32(0), (reading.about.images, reading.about.dimensions))
+
+    def __len__(self) -> int:
+        return self._reading.about.images
+
+    @property
+    def items(self) -> "_Gallery":
+        return self
+
+    def name(self, id: int) -> str:
+        return statements.items(self._reading, [id])[id][0]
+
+    def prepare(self, queries: NDArray[Any]) -> Features:
+        check_matrix(queries, "queries", least_rows=1, dimensions=self.dimensions)
+        return statements.prepared(self._reading, unit_rows(queries, "queries"))
+
+
+def _gallery(reading: Reading) -> Index:
+    return cast(Index, _Gallery(reading))
+
+
+def _signed(reading: Reading, query: Wanted) -> Signed:
+    """All vectors of a query, wanted ones first, as `similar.start` has them."""
+    if query.vectors.shape[1] != reading.about.dimensions:
+        raise InvalidInput("the query was made for an index that has been replaced by another one; search again")
+    rows = [query.vectors, statements.embeddings(reading, (*query.positive, *query.negative))]
+    signs = [1.0] * (len(query.vectors) + len(query.positive)) + [-NEGATIVE] * len(query.negative)
+    return Signed(np.concatenate(rows), signs)
+
+
+def _direction(query: Wanted, signed: Signed) -> NDArray[np.float32]:
+    """The similarity to this is that of `similar.Likeness`: a sum of all vectors with their signs, per wanted one."""
+    total = np.asarray(signed.signs) @ signed.vectors.astype(np.float64)
+    return (total / (len(query.vectors) + len(query.positive))).astype(np.float32)
+
+
+def _filled(reached: Found, near: Found, top: int) -> Found:
+    """The hits of diffusion, and behind them those of the `top` nearest that it did not reach, with the score 0."""
+    rest = near.ids[~np.isin(near.ids, reached.ids)][: top - len(reached.ids)]
+    zeros = np.zeros(len(rest), np.float32)
+    return Found(np.concatenate([reached.ids, rest]), np.concatenate([reached.scores, zeros]))

@@ -1,0 +1,441 @@
+"""The service over an index in a real PostgreSQL: it answers as it does for the index that was exported."""
+
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psycopg
+import pytest
+
+import serving
+import suffuse
+from serving import D, N, name_of
+from suffuse import Index, InvalidInput, Params, serve_verb, similar
+from suffuse.errors import MissingExtra
+from suffuse.explain import explain
+from suffuse.postgres import export_index
+from suffuse.service import Limits, create_app
+from suffuse.service.database import NO_GRAPH, DatabaseEngine
+
+KINDS = {"plain": serving.PARAMS, "whitened": Params(k=8, truncation=60, keep=20, whiten=6)}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def paths(server, tmp_path_factory):
+    """An index of each kind, exported."""
+    made = {}
+    for kind, params in KINDS.items():
+        made[kind] = serving.build(tmp_path_factory.mktemp(kind), params=params)
+        export_index(made[kind], server.url, f"served {kind}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def index(paths, kind):
+    return Index.open(paths[kind])
+
+
+@pytest.fixture(scope="module")
+def client(server, paths, kind):
+    with serving.serve(server.url, schema=f"served {kind}") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def plain(server, paths):
+    """One kind, where the kind does not matter."""
+    with serving.serve(server.url, schema="served plain") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def opened(paths):
+    """The same index, without a database."""
+    with serving.serve(paths["plain"]) as client:
+        yield client
+
+
+def ids(answer, method="diffusion"):
+    return [hit["id"] for hit in answer["results"][method]["hits"]]
+
+
+def check_hits(answer, expected, method="diffusion"):
+    hits = answer["results"][method]["hits"]
+    assert [hit["id"] for hit in hits] == expected.ids.tolist()
+    np.testing.assert_allclose([hit["score"] for hit in hits], expected.scores, rtol=1e-4, atol=1e-6)
+    assert [hit["rank"] for hit in hits] == list(range(1, len(hits) + 1))
+
+
+# --- search
+
+
+@pytest.mark.parametrize("method", ["diffusion", "knn"])
+@pytest.mark.parametrize(
+    ("positive", "negative"), [([3], []), ([3, 8, 41], []), ([3, 8], [5]), ([3], [4, 5, 6]), ([10, 10], [11, 11])]
+)
+def test_hits_are_those_of_the_index(client, index, method, positive, negative):
+    for top, seeds in ((12, 4), (N, 10), (1000, 1000)):
+        answer = client.search(positive=positive, negative=negative, top=top, seeds=seeds, method=method)
+        query = similar.wanted(index, positive, negative)
+        check_hits(answer, similar.search(index, query, top, seeds, method=method, refine=0), method)
+        assert not {*positive, *negative} & set(ids(answer, method))
+        assert answer["took_ms"] >= answer["results"][method]["took_ms"] > 0
+
+
+def test_some_hits_are_reached_by_diffusion_and_some_are_not(client):
+    scores = [hit["score"] for hit in client.search(positive=[3], negative=[5], top=N)["results"]["diffusion"]["hits"]]
+    reached = sum(score > 0 for score in scores)
+    assert 0 < reached < len(scores) == N - 2
+    assert scores[reached:] == [0] * (N - 2 - reached)
+
+
+def test_exact_seeds_and_links_find_the_same_here(server, paths, index, kind):
+    request = suffuse.service.models.SearchRequest(positive=[3, 8], negative=[5], top=N, seeds=5)
+    found = []
+    for exact in (False, True):
+        engine = DatabaseEngine(
+            server.url, f"served {kind}", image_root=None, extractor=None, limits=Limits(), exact=exact
+        )
+        found.append(engine.search(request))
+        assert len(engine) == N
+        engine.close()
+    assert ids(found[0]) == ids(found[1])
+
+
+def test_vectors_are_prepared_searched_and_remembered(client, index):
+    vectors = 7 * np.random.default_rng(1).normal(size=(2, D))
+    answer = client.search(vectors=vectors.tolist(), top=9, method="diffusion")
+    check_hits(answer, similar.search(index, similar.wanted(index, vectors=index.prepare(vectors)), 9, refine=0))
+    assert answer["query"].startswith("q-")
+    assert ids(client.search(query=answer["query"], top=9)) == ids(answer)
+    feedback = client.search(query=answer["query"], positive=[4], negative=[9], top=9, method="diffusion")
+    query = similar.wanted(index, [4], [9], index.prepare(vectors))
+    check_hits(feedback, similar.search(index, query, 9, refine=0))
+    taken_back = client.search(query=feedback["query"], positive=[], negative=[], top=9)
+    assert ids(taken_back) == ids(answer)
+
+
+def test_queries_of_items_are_told_by_their_ids(plain):
+    answer = plain.search(positive=[3, 8], negative=[5], top=9)
+    assert answer["query"] == "i:3,8,-5"
+    assert ids(plain.search(query="i:3,8,-5", top=9)) == ids(answer)
+    assert plain.search(query="i:3,8,-5", negative=[])["query"] == "i:3,8"
+
+
+def test_both_lists_tell_the_rank_in_the_other(plain):
+    answer = plain.search(positive=[3], top=10)
+    everything = {kind: ids(plain.search(positive=[3], top=N, method=kind), kind) for kind in ("diffusion", "knn")}
+    for method, other in (("diffusion", "knn"), ("knn", "diffusion")):
+        assert ids(answer, method) == everything[method][:10]
+        for hit in answer["results"][method]["hits"]:
+            assert hit["other_rank"] == everything[other].index(hit["id"]) + 1
+            assert hit == {**plain.json(f"/api/items/{hit['id']}"), **{k: hit[k] for k in ("score", "rank", "other_rank")}}  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        {"place": "Rome"}, {"place": ["Rome", "Paris", "Atlantis"]}, {"place": []}, {"good": True}, {"good": [False]},
+        {"year": {"min": 2000, "max": 2020}}, {"year": {"min": 2010.5}, "place": "Rome"}, {"year": [1991, 2001.0]},
+        {"year": {}}, {"year": {"max": 1e300}}, {"year": {"min": -1e300, "max": 1995}}, {"place": 3}, {"good": 1},
+        {"place": "Ro\0me"}, {"place": "' OR true --"}, {"year": "1991"}, {},
+    ],
+)  # fmt: skip
+def test_a_filter_leaves_what_it_leaves_of_the_index(plain, opened, filter):
+    for method in ("diffusion", "knn"):
+        request = {"positive": [3], "top": N, "filter": filter, "method": method, "refine": False}
+        found = plain.search(**request)
+        assert ids(found, method) == ids(opened.search(**request), method)
+        assert len(ids(found, method)) < N - 1 or not filter
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {}, {"negative": [3]}, {"positive": [N]}, {"positive": [2**31 - 1]}, {"positive": [-1]},
+        {"positive": [3], "negative": [3]}, {"positive": [3], "top": 0}, {"positive": [3], "seeds": 1001},
+        {"positive": [3], "filter": {"nothing": 1}}, {"positive": [3], "filter": {"odd": 1}},
+        {"positive": [3], "filter": {"pl\0ace": 1}}, {"positive": [3], "filter": {"place": {"min": 1}}},
+        {"vectors": [[1.0] * (D + 1)]}, {"vectors": [[1.0] * D, [1.0]]}, {"vectors": [[0.0] * D]}, {"vectors": [[]]},
+        {"vectors": [[1.0] * D], "query": "i:3"}, {"query": f"i:{N}"}, {"query": "i:-3"}, {"query": "nonsense"},
+        {"positive": [3, 8], "box": [0, 0, 1, 1]},
+    ],
+)  # fmt: skip
+def test_requests_that_make_no_sense_are_told_so_in_the_same_words(plain, opened, request_):
+    told, expected = (served.search(422, **request_)["error"]["message"] for served in (plain, opened))
+    # JSON in a database does not keep the order of its keys.
+    assert told.partition("fields are")[0] == expected.partition("fields are")[0]
+
+
+def test_pictures_need_a_model_and_their_folder(server, paths, plain, tmp_path):
+    upload = serving.file_of(serving.picture(4))
+    plain.upload(upload, 409)
+    plain.search(409, positive=[3], box=[0, 0, 1, 1])
+    plain.get("/api/items/3/thumb", 404)
+    serving.write_pictures(tmp_path)
+    options = {"image_root": tmp_path, "extractor": serving.FakeModel()}
+    with (
+        serving.serve(server.url, schema="served plain", **options) as client,
+        serving.serve(paths["plain"], **options) as expected,
+    ):
+        info = client.json("/api/info")
+        assert info["pictures"]
+        assert info["upload"]
+        assert client.get("/api/items/3/thumb").content == expected.get("/api/items/3/thumb").content
+        assert client.get("/api/items/3/image").content == (tmp_path / name_of(3)).read_bytes()
+        for ask in (
+            lambda served: served.upload(upload, refine=False),
+            lambda served: served.upload(upload, box=[0, 0, 0.5, 1], refine=False),
+            lambda served: served.search(positive=[3], box=[0.1, 0.1, 0.9, 0.8], refine=False),
+        ):
+            assert ids(ask(client)) == ids(ask(expected))
+    with serving.serve(server.url, schema="served plain", extractor=serving.FakeModel(D + 1)) as client:
+        client.upload(upload, 409)
+
+
+# --- explain
+
+
+@pytest.mark.parametrize(("positive", "negative"), [([3], []), ([3, 8], [5]), ([20, 21, 22], [23, 40])])
+def test_contributions_are_those_of_the_index(client, index, positive, negative):
+    answer = client.search(positive=positive, negative=negative, top=N, seeds=4, method="diffusion")
+    y = similar.start(index, similar.wanted(index, positive, negative), 4)
+    for item in (*ids(answer)[:3], ids(answer)[-1], positive[0]):
+        told = client.json("/api/explain", params={"query": answer["query"], "item": item, "seeds": 4})
+        expected = explain(index, y, item)
+        assert told["score"] == pytest.approx(expected.score, rel=1e-4, abs=1e-9)
+        assert [one["seed"]["id"] for one in told["contributions"]] == [one.seed for one in expected.contributions]
+        for one, other in zip(told["contributions"], expected.contributions, strict=True):
+            assert one["seed"] == client.json(f"/api/items/{other.seed}")
+            named = {key: value for key, value in other._asdict().items() if key != "seed"}
+            assert {key: one[key] for key in named} == pytest.approx(named, rel=1e-3, abs=1e-9)
+        assert told["item"] == client.json(f"/api/items/{item}")
+        assert (told["chain"], told["chain_missing"]) == (None, NO_GRAPH)
+
+
+def test_remembered_queries_are_explained(plain):
+    answer = plain.search(vectors=[[1.0] * D], top=3)
+    told = plain.json("/api/explain", params={"query": answer["query"], "item": ids(answer)[0]})
+    assert told["score"] == pytest.approx(answer["results"]["diffusion"]["hits"][0]["score"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ({"query": "i:3", "item": N}, 404),
+        ({"query": "i:3", "item": 10**30}, 404),
+        ({"query": "q-nothing", "item": 3}, 404),
+        ({"query": f"i:{N}", "item": 3}, 422),
+        ({"query": "what", "item": 3}, 422),
+        ({"query": "i:3", "item": 3, "seeds": 0}, 422),
+    ],
+)
+def test_explanations_of_nothing_are_refused(plain, asked, status):
+    plain.json("/api/explain", status, params=asked)
+
+
+# --- what there is
+
+
+def test_it_tells_what_the_index_tells(plain, opened):
+    told, expected = plain.json("/api/info"), opened.json("/api/info")
+    assert told == {**expected, "name": "postgres/served plain", "chain": False}
+    assert plain.json("/healthz") == plain.json("/readyz") == {"status": "ok"}
+    assert f"suffuse_images {N}" in plain.get("/metrics").text
+    plain.get("/docs")
+    for id in (0, 5, N - 1):
+        assert plain.json(f"/api/items/{id}") == opened.json(f"/api/items/{id}")
+    for id in (N, 10**30):
+        plain.json(f"/api/items/{id}", 404)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"limit": 7}, {"offset": 55, "limit": 10}, {"offset": N + 5}, {"offset": 2**31 - 1}, {"q": "PICTURE 1"},
+     {"q": "b/", "offset": 3, "limit": 4}, {"q": "nothing like it"}, {"q": "%"}, {"q": "_"}, {"q": "\0"}, {"q": "'"}],
+)  # fmt: skip
+def test_pages_are_those_of_the_index(plain, opened, asked):
+    assert plain.json("/api/items", params=asked) == opened.json("/api/items", params=asked)
+
+
+def test_a_shuffled_order_stays_the_same_and_has_everything(plain):
+    def listed(**asked):
+        return [item["id"] for item in plain.json("/api/items", params=asked)["items"]]
+
+    order = listed(shuffle=7, limit=500)
+    assert sorted(order) == list(range(N))
+    assert listed(shuffle=7, offset=20, limit=15) == order[20:35]
+    assert listed(shuffle=2**53, limit=500) != order != list(range(N))
+    assert listed(shuffle=7, q="b/", limit=500) == [id for id in order if id % 2]
+
+
+def test_fields_of_all_kinds_are_told_as_the_index_tells_them(server, tmp_path):
+    many = [{"name": f"x{id}", "tag": f"v{id % 70:03}", "none": None, "mixed": [1, "1"][id % 2]} for id in range(100)]
+    for id, item in enumerate(many[:30]):
+        item["size"] = [id - 3, 0.5, 1e20][id % 3]
+        item["late ' \" %s {x}"] = "one"
+    features = np.random.default_rng(2).normal(size=(100, 4))
+    suffuse.build(features, tmp_path / "x.index", Params(k=5, keep=10), names=many)
+    export_index(tmp_path / "x.index", server.url, "served fields")
+    with serving.serve(server.url, schema="served fields") as client, serving.serve(tmp_path / "x.index") as opened:
+        assert client.json("/api/info")["metadata"] == opened.json("/api/info")["metadata"]
+        for filter in ({"late ' \" %s {x}": "one"}, {"size": 1e20}, {"size": {"min": 0.5}}, {"tag": ["v000"]}):
+            request = {"positive": [50], "top": 100, "filter": filter, "method": "knn"}
+            assert ids(client.search(**request), "knn") == ids(opened.search(**request), "knn") != []
+
+
+# --- the database
+
+
+def test_many_requests_at_once_are_answered_alike(plain):
+    expected = ids(plain.search(positive=[3], top=9))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: plain.search(positive=[3], top=9), range(40)))
+    assert all(ids(answer) == expected for answer in answers)
+
+
+def test_a_new_export_is_seen_by_the_next_request(server, paths, tmp_path):
+    export_index(paths["plain"], server.url, "served anew")
+    with serving.serve(server.url, schema="served anew") as client:
+        remembered = client.search(vectors=[[1.0] * D])["query"]
+        features = np.random.default_rng(3).normal(size=(2 * N, 5))
+        suffuse.build(features, tmp_path / "x.index", Params(k=5, keep=10), names=[{"new": 1}] * (2 * N))
+        export_index(tmp_path / "x.index", server.url, "served anew")
+        index = Index.open(tmp_path / "x.index")
+        query = similar.wanted(index, [N + 1])
+        check_hits(client.search(positive=[N + 1], top=9), similar.search(index, query, 9, refine=0))
+        info = client.json("/api/info")
+        assert (info["images"], info["dimensions"], list(info["metadata"])) == (2 * N, 5, ["new"])
+        assert f"suffuse_images {2 * N}" in client.get("/metrics").text
+        assert "replaced" in client.search(422, query=remembered)["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def away(server, paths):
+    """A database of its own, so that nobody else minds if it takes no connections; its URL has a password."""
+    url = server.url.replace("/postgres?", "/away?").replace("postgres:@", "postgres:secret@")
+    server.run("CREATE DATABASE away")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION vector")
+    export_index(paths["plain"], url)
+    yield url
+    server.run("DROP DATABASE away WITH (FORCE)")
+
+
+def test_it_answers_again_when_the_database_is_back(away, server, paths, caplog):
+    with serving.serve(away) as client:
+        expected = ids(client.search(positive=[3], top=9))
+        # Idle connections break, and work is done by new ones.
+        close = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'away'"
+        assert server.run(close)
+        assert ids(client.search(positive=[3], top=9)) == expected
+        server.run("ALTER DATABASE away ALLOW_CONNECTIONS false")
+        server.run(close)
+        for answer in (
+            client.search(503, positive=[3]),
+            client.search(503, vectors=[[1.0] * D]),
+            *(client.json(path, 503) for path in ("/api/items", "/api/items/3", "/api/info", "/readyz")),
+            client.json("/api/explain?query=i:3&item=4", 503),
+        ):
+            assert answer["error"]["message"] == "the database cannot be reached"
+            assert "away" not in json.dumps(answer)
+        assert client.json("/healthz") == {"status": "ok"}
+        assert f"suffuse_images {N}" in client.get("/metrics").text
+        server.run("ALTER DATABASE away ALLOW_CONNECTIONS true")
+        assert client.json("/readyz") == {"status": "ok"}
+        assert ids(client.search(positive=[3], top=9)) == expected
+        with psycopg.connect(away, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA suffuse CASCADE")
+        client.search(503, positive=[3])
+        export_index(paths["plain"], away)
+        assert ids(client.search(positive=[3], top=9)) == expected
+    assert "secret" not in caplog.text
+
+
+def test_a_database_that_is_away_while_the_service_gets_warm_does_not_matter(away, server):
+    app = create_app(away)
+    server.run("ALTER DATABASE away ALLOW_CONNECTIONS false")
+    with serving.Client(app) as client:
+        client.search(503, positive=[3], filter={"place": "Rome"})
+        server.run("ALTER DATABASE away ALLOW_CONNECTIONS true")
+        assert ids(client.search(positive=[3], filter={"place": "Rome"}))
+
+
+def test_a_statement_that_takes_too_long_is_ended(server, paths):
+    with serving.serve(server.url, schema="served plain", limits=Limits(seconds=0.2)) as client:
+        client.json("/api/info")
+        with psycopg.connect(server.url) as connection:
+            connection.execute('LOCK TABLE "served plain".items IN ACCESS EXCLUSIVE MODE')
+            client.get("/api/items/3", 504)
+        assert client.json("/api/items/3")["id"] == 3
+
+
+def test_connections_are_used_again_and_closed_in_the_end(server, paths):
+    def count():
+        return server.run("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counted'")[0][0]
+
+    app = create_app(server.url + "&application_name=counted", schema="served plain")
+    assert count() == 0
+    for _ in range(2):  # an app can be started again
+        with serving.Client(app) as client:
+            for id in range(20):
+                client.json(f"/api/items/{id}")
+            assert 1 <= count() <= 2
+        ended = threading.Event()
+        while count():
+            ended.wait(0.01)
+
+
+def test_a_role_that_may_only_read_is_enough(server, paths):
+    server.run("CREATE ROLE looking LOGIN")
+    server.run('GRANT USAGE ON SCHEMA "served plain" TO looking')
+    with pytest.raises(InvalidInput, match="ask the owner"):
+        create_app(server.as_role("looking"), schema="served plain")
+    server.run('GRANT SELECT ON ALL TABLES IN SCHEMA "served plain" TO looking')
+    with serving.serve(server.as_role("looking"), schema="served plain") as client:
+        assert len(ids(client.search(positive=[3], negative=[5], top=9))) == 9
+        client.json("/api/explain?query=i:3&item=4")
+        server.run('REVOKE SELECT ON ALL TABLES IN SCHEMA "served plain" FROM looking')
+        client.search(503, positive=[3])
+
+
+def test_what_is_wrong_at_the_start_is_told_without_the_password(server, tmp_path):
+    for url, schema, message in (
+        (server.url, "nothing here", "suffuse export"),
+        (server.bare, "suffuse", "pgvector"),
+        ("postgresql://me:secret@127.0.0.1:1/x", "suffuse", "cannot connect"),
+        ("postgresql://me:secret@[x/y", "suffuse", "cannot be read"),
+    ):
+        with pytest.raises(InvalidInput, match=message) as told:
+            create_app(url, schema=schema)
+        assert "secret" not in str(told.value)
+    with pytest.raises(InvalidInput, match="no folder"):
+        create_app(server.url, image_root=tmp_path / "nothing")
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match=r"suffuse\[postgres\]"):
+        create_app("postgresql://me@127.0.0.1:1/x")
+
+
+def test_the_verb_shows_host_and_database_only(server, paths, monkeypatch, capsys):
+    monkeypatch.setattr(serve_verb, "_run", lambda _app, _sock: None)
+    url = server.url.replace("postgres:@", "postgres:secret@")
+    serve_verb.serve(url, port=0, schema="served plain")
+    assert re.match(rf"Serving postgresql:///postgres \({N} images\) at http://127", capsys.readouterr().err)
+    for given, shown in (
+        (
+            "postgresql://me:secret@db.example:5433/photos?password=secret&sslmode=require",
+            "postgresql://db.example/photos",
+        ),
+        ("photos.index", "photos.index"),
+    ):
+        assert serve_verb._without_secrets(given) == shown
