@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import references
-from benchmarks.measure import cores, machine, markdown, number
+from benchmarks.measure import machine, markdown, number
 from benchmarks.subjects import DIMENSIONS, PARAMS, Subject, subject
 from suffuse.arrays import write_json
 from suffuse.datasets import oxford_folder
@@ -23,6 +23,7 @@ from suffuse.diffusion import WALK_STEPS
 from suffuse.features import apply_whitening, learn_whitening, unit_rows
 from suffuse.graph import Graph, summarize
 from suffuse.kernels.walk import walk_supports
+from suffuse.machine import cores
 from suffuse.neighbors import Features
 from suffuse.params import Params
 from suffuse.synthetic import manifold

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 import suffuse
 from benchmarks import references, worker
-from benchmarks.measure import cores
 from suffuse.arrays import write_array, write_json
 from suffuse.datasets import oxford_folder
 from suffuse.diffusion import WALK_STEPS, group_size
 from suffuse.features import apply_whitening, learn_whitening, unit_rows
 from suffuse.graph import Graph, affinity, order_along, reordered, transition
 from suffuse.kernels.walk import walk_supports
+from suffuse.machine import cores
 from suffuse.neighbors import Features, Neighbors
 from suffuse.params import Params
 from suffuse.synthetic import manifold

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import cores, peak_memory
+from benchmarks.measure import peak_memory
+from suffuse.machine import cores
 
 _TOP = 100
 

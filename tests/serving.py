@@ -14,6 +14,8 @@ from suffuse.service import create_app
 
 N, D = 60, 8
 PARAMS = Params(k=8, truncation=60, keep=30, with_graph=True)
+# What is exported to a database, by kind.
+EXPORTED = {"plain": PARAMS, "whitened": Params(k=8, truncation=60, keep=20, whiten=6)}
 CODES = {
     400: "invalid_request", 401: "unauthorized", 404: "not_found", 405: "invalid_request", 409: "unsupported",
     413: "too_large", 415: "unsupported", 422: "invalid_request", 500: "internal", 503: "busy", 504: "timeout",
@@ -129,3 +131,14 @@ def build(directory, **options):
 
 def serve(path, **options):
     return Client(create_app(path, **options))
+
+
+def ids(answer, method="diffusion"):
+    return [hit["id"] for hit in answer["results"][method]["hits"]]
+
+
+def check_hits(answer, expected, method="diffusion"):
+    hits = answer["results"][method]["hits"]
+    assert [hit["id"] for hit in hits] == expected.ids.tolist()
+    np.testing.assert_allclose([hit["score"] for hit in hits], expected.scores, rtol=1e-4, atol=1e-6)
+    assert [hit["rank"] for hit in hits] == list(range(1, len(hits) + 1))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import serving
-from serving import D, N
+from serving import D, N, ids
 from suffuse import Index, Params, similar
 from suffuse.explain import explain
 from suffuse.service import Limits
@@ -24,10 +24,6 @@ def index(path):
 def client(path):
     with serving.serve(path) as client:
         yield client
-
-
-def ids(answer, method="diffusion"):
-    return [hit["id"] for hit in answer["results"][method]["hits"]]
 
 
 @pytest.mark.parametrize("method", ["diffusion", "knn"])

@@ -1,6 +1,5 @@
 """What an index costs on this machine: the build by stage, its size, and queries beside plain k-NN."""
 
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from suffuse.baselines import Online
 from suffuse.errors import InvalidInput
 from suffuse.graph import affinity, transition
+from suffuse.machine import cores
 from suffuse.neighbors import Features, Neighbors, load_faiss, nearest, nearest_to_rows, one_thread
 from suffuse.offline import Progress, build
 from suffuse.online import REFINE, Index
@@ -84,7 +84,7 @@ def run(
         graph=manifest.graph,
         unconverged=summary.unconverged,
         latency=latencies(index, features[asked], seeds, online=online),
-        threads=jobs or available_cores(),
+        threads=jobs or cores(),
         cpu=cpu_name(),
     )
 
@@ -135,11 +135,6 @@ def _online_graph(features: Features, params: Params) -> tuple[Any, Params]:
     lists = Neighbors(*(np.concatenate(part) for part in zip(*blocks, strict=True)))
     s = transition(affinity(lists, params.gamma))
     return s._replace(weights=params.alpha * s.weights), params
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:

@@ -17,7 +17,6 @@ distributed is imported where it is used: a build on one machine does not need i
 import contextlib
 import importlib
 import logging
-import os
 import re
 import socket
 import sys
@@ -29,6 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from suffuse import __version__
 from suffuse.errors import BuildInterrupted, InvalidParams, MissingExtra
+from suffuse.machine import cores
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -216,11 +216,6 @@ def run_task(token: str, version: str, task: Callable[..., None], work: str, *ar
         # is alone in its stage, and all other workers wait for it.
         load_faiss().omp_set_num_threads(cores())
         task(work, *args)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # --- who may write into a working directory

@@ -33,10 +33,11 @@ from suffuse.blocks import (
     seeds_results,
     seeds_task,
 )
-from suffuse.cluster import cores, owned, workers_of
+from suffuse.cluster import owned, workers_of
 from suffuse.errors import BuildInterrupted, InvalidParams
 from suffuse.features import check_matrix, check_owners, learn_whitening, load, unit_blocks
 from suffuse.items import check_items, encode_items
+from suffuse.machine import cores
 from suffuse.manifest import FORMAT_VERSION, ITEMS_FILE, Manifest, describe_files, size_on_disk, write_manifest
 from suffuse.memory import threads_that_fit
 from suffuse.params import Params

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from suffuse.errors import InvalidInput, InvalidParams, MissingExtra
 from suffuse.extract import efficientnet
 from suffuse.extract.pictures import LEAST_SIDE, Picture, cover, crop, read_picture, resize
 from suffuse.extract.regions import gem, pool_regions, rmac, unit
+from suffuse.machine import cores
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -246,9 +246,7 @@ def _session(name: str, model: bytes, threads: int | None) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtra("onnxruntime", "images") from error
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    options.intra_op_num_threads = threads or cores()
     options.log_severity_level = 3  # errors only: its warnings are about the graph, not about what a user did
     # Threads that wait by spinning take the cores from those that decode pictures.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse import __version__, explain, similar
+from suffuse.machine import cores
 from suffuse.online import Index, Method
 from suffuse.service.catalogue import Catalogue
 from suffuse.service.limits import Limits
@@ -16,7 +17,6 @@ from suffuse.service.models import SearchRequest
 from suffuse.service.pictures import Pictures
 from suffuse.service.problems import Problem
 from suffuse.service.queries import Extractor, Queries
-from suffuse.service.work import cores
 from suffuse.similar import Found
 
 SERVED: tuple[Method, ...] = ("diffusion", "knn")
