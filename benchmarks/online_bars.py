@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks import references
 from benchmarks.measure import Row, Times, interleaved, interleaved_queries, milliseconds, number, single_thread
 from benchmarks.subjects import SEEDS, Bench
+from suffuse.index import Index
 from suffuse.neighbors import one_thread
-from suffuse.online import Index
 from suffuse.params import Params
 
 TOP, REFINE = 100, 500

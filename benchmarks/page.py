@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import markdown
-from suffuse import Index, Params, build
+from suffuse import Params, build
 from suffuse.datasets import oxford_folder
+from suffuse.online import Generation
 from suffuse.similar import search, wanted
 
 TOP = 24
@@ -48,16 +49,16 @@ def main() -> None:
     print(f"{file}: items {items or 0}")
 
 
-def oxford(folder: Path, path: Path) -> Index:
+def oxford(folder: Path, path: Path) -> Generation:
     """The index over all thumbnails, whitened to 512 dimensions, with its graph."""
     if not path.exists():
         names = [f"{name.removesuffix('.jpg')}.jpg" for name in _truth(folder)["images"]]
         items = [{"name": name, "landmark": name.rsplit("_", 1)[0]} for name in names]
         build(oxford_folder(folder).features, path, Params(whiten=512, with_graph=True), names=items)
-    return Index.open(path)
+    return Generation.open(path)
 
 
-def best_example(index: Index, folder: Path) -> int:
+def best_example(index: Generation, folder: Path) -> int:
     """Ask with every image that is right for a query; print the means, and return where diffusion wins most."""
     rows: dict[int, tuple[int, int]] = {}
     for right in _right_images(folder):

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import suffuse
+from suffuse.index import Index
 from suffuse.manifest import size_on_disk
-from suffuse.online import Hits, Index
+from suffuse.online import Hits
 from suffuse.postgres import PostgresIndex, export_index
 from suffuse.synthetic import manifold
 

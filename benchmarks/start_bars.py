@@ -19,8 +19,8 @@ from benchmarks.offline_bars import TOLERANCE
 from benchmarks.subjects import DIMENSIONS, SEEDS, Bench, column_bytes
 from suffuse.datasets import Dataset, oxford_folder
 from suffuse.evaluation import mean_average_precision
+from suffuse.index import Index
 from suffuse.offline import build
-from suffuse.online import Index
 from suffuse.params import Params
 
 _STARTS, _COLD_STARTS = 5, 5

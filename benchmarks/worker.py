@@ -79,7 +79,7 @@ def queries(index: str, file: str) -> dict[str, Any]:
     import numpy as np
 
     from benchmarks.measure import interleaved_queries, single_thread
-    from suffuse.online import Index
+    from suffuse.index import Index
 
     opened, rows = Index.open(index), np.load(file)
     with single_thread():
@@ -96,8 +96,8 @@ def first(index: str, file: str, seeds: str) -> dict[str, Any]:
     started = time.perf_counter()
     import numpy as np
 
+    from suffuse.index import Index
     from suffuse.neighbors import load_faiss
-    from suffuse.online import Index
 
     load_faiss()
     query, known = np.load(file)[:1], None if seeds == "none" else np.load(seeds)

@@ -20,7 +20,7 @@ OWNERS = np.random.default_rng(3).permutation(np.arange(N) % 25)
 
 def build_and_open(features, directory, params, **options):
     suffuse.build(features, directory / "test.index", params, **options)
-    return Index.open(directory / "test.index")
+    return Index.open(directory / "test.index").now
 
 
 def exact_columns(features, params):
@@ -33,9 +33,8 @@ def exact_columns(features, params):
 
 def stored_column(index, i):
     """(ids, values) of column i of an index, as they are stored."""
-    stored = index._stored
-    places = slice(stored.indptr[i], stored.indptr[i + 1])
-    first, second = (mapped.array for mapped in stored.columns)
+    starts, stops, first, second = index._stored.columns
+    places = slice(starts[i], stops[i])
     if index.params.values != "uint8":
         return first[places], second[places]
     entries = reference.decode_column(first[places].tolist(), second[i])

@@ -19,11 +19,12 @@ from suffuse import approximate, offline
 from suffuse.diffusion import columns
 from suffuse.errors import IndexBroken, IndexMissing
 from suffuse.graph import affinity, transition
+from suffuse.index import Index
 from suffuse.manifest import read_manifest
 from suffuse.neighbors import Neighbors, load_faiss, nearest_to_rows
-from suffuse.offline import STAGES, build
-from suffuse.online import Index
+from suffuse.offline import build
 from suffuse.params import Params
+from suffuse.stages import STAGES
 from suffuse.store import verify
 
 KINDS = ("ivfadc", "hnsw")

@@ -16,8 +16,8 @@ import pytest
 from builds import Given, directory_bytes, finished_blocks, names_beside
 from suffuse import cluster
 from suffuse.errors import BuildInterrupted, IndexBroken, IndexMissing, InvalidParams, MissingExtra
+from suffuse.index import Index
 from suffuse.offline import build
-from suffuse.online import Index
 from suffuse.params import Params
 
 distributed = pytest.importorskip("distributed")
@@ -225,11 +225,14 @@ def test_a_cluster_with_another_version_is_told(given, machines, tmp_path, monke
     there = cluster.__version__
     monkeypatch.setattr(cluster, "__version__", "9.9")
     with machines.client(1) as client:
-        # Before anything is done, and by the worker itself, which may have joined since.
-        for executor, who in ((client, "the scheduler"), (client.get_executor(), "the worker at")):
-            told = rf"{who}.* has suffuse {there}, the build has .*; install the same version"
+        for executor in (client, client.get_executor()):
+            told = rf"the scheduler has suffuse {there}, the build has .*; install the same version"
             with pytest.raises(BuildInterrupted, match=told):
                 given.build(tmp_path / "x.index", executor=executor)
+        # One that has joined since says it itself.
+        task = client.submit(cluster.run_task, "token", "9.9", int, str(tmp_path))
+        with pytest.raises(BuildInterrupted, match=rf"the worker at .* has suffuse {there}, the build has 9\.9"):
+            task.result()
 
 
 def test_a_worker_without_suffuse_is_told_and_not_waited_for(given, tmp_path, monkeypatch):
@@ -239,11 +242,18 @@ def test_a_worker_without_suffuse_is_told_and_not_waited_for(given, tmp_path, mo
         patch.setenv("PYTHONPATH", str(tmp_path))
         bare.start_worker()
     try:
-        with (
-            bare.client(1) as client,
-            pytest.raises(BuildInterrupted, match=r"tcp://127.0.0.1:\d+ has no suffuse, the build has"),
-        ):
-            given.build(tmp_path / "x.index", executor=client)
+        with bare.client(1) as client:
+            (worker,) = client.nthreads()
+            for executor in (client, client.get_executor(), client.get_executor(workers=worker)):
+                with pytest.raises(BuildInterrupted, match=rf"{worker} has no suffuse, the build has"):
+                    given.build(tmp_path / "x.index", executor=executor)
+            # Another worker may be what it is, if the executor does not use it.
+            bare.start_worker()
+            client.wait_for_workers(2, timeout=FOREVER)
+            (good,) = set(client.nthreads()) - {worker}
+            for name in (good, good.removeprefix("tcp://")):
+                given.build(tmp_path / "x.index", executor=client.get_executor(workers=[name]), force=True)
+                assert directory_bytes(tmp_path / "x.index") == given.expected
     finally:
         bare.close()
 

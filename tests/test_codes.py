@@ -15,7 +15,7 @@ from builds import directory_bytes
 from data import clusters, seeds_of_rng
 from indexes import stored_column
 from suffuse import Index, IndexBroken, Params
-from suffuse.codes import Codes, decode, encode
+from suffuse.codes import encode, held, plain
 from suffuse.diffusion import Columns
 from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.refine import refine_candidates
@@ -41,7 +41,7 @@ def random_columns(rng, count, n, longest, octaves):
 
 
 def codes_of(coded):
-    return Codes(coded.indptr, coded.codes, coded.scales)
+    return held(coded.indptr, coded.codes, coded.scales)
 
 
 @settings(deadline=None, max_examples=80)
@@ -59,7 +59,7 @@ def test_encoding_and_decoding_equal_the_slow_twins(seed, n, longest, octaves):
     if n > 10**6:  # the farthest ids that there can be
         columns = columns._replace(rows=(columns.rows.astype(np.int64) * ((n - 1) // 999)).astype(np.int32))
     coded = encode(columns)
-    plain = decode(codes_of(coded), np.arange(6))
+    found = plain(codes_of(coded), np.arange(6))
     for i in range(6):
         own = slice(columns.indptr[i], columns.indptr[i + 1])
         expected, scale, kept = reference.encode_column(columns.rows[own], columns.values[own])
@@ -75,7 +75,7 @@ def test_encoding_and_decoding_equal_the_slow_twins(seed, n, longest, octaves):
 @given(seed=seeds_of_rng, longest=st.integers(1, 120), octaves=st.floats(0, 15))
 def test_what_is_decoded_is_near_to_what_was_encoded(seed, longest, octaves):
     columns = random_columns(np.random.default_rng(seed), 3, 500, longest, octaves)
-    plain = decode(codes_of(encode(columns)), np.arange(3))
+    found = plain(codes_of(encode(columns)), np.arange(3))
     for i in range(3):
         own, places = (slice(at[i], at[i + 1]) for at in (columns.indptr, plain.indptr))
         before = dict(zip(columns.rows[own].tolist(), columns.values[own].tolist(), strict=True))
@@ -94,7 +94,7 @@ def test_entries_below_the_range_are_left_out():
     values = np.array([1.0, 2.0**-15.9, 2.0**-16, 1e-38, 1e-45], np.float32)
     coded = encode(columns_of([(np.arange(5), values), ([7], [1e-45])]))
     assert coded.lengths.tolist() == [2, 1]
-    plain = decode(codes_of(coded), np.arange(2))
+    found = plain(codes_of(coded), np.arange(2))
     assert plain.rows.tolist() == [0, 1, 7]
     assert plain.values[2] == np.float32(1e-45)
 
@@ -102,7 +102,7 @@ def test_entries_below_the_range_are_left_out():
 def test_chosen_columns_are_decoded_in_the_order_asked_for():
     columns = random_columns(np.random.default_rng(3), 5, 300, 60, 6)
     coded = codes_of(encode(columns))
-    whole, chosen = decode(coded, np.arange(5)), decode(coded, np.array([4, 0, 4]))
+    whole, chosen = plain(coded, np.arange(5)), plain(coded, np.array([4, 0, 4]))
     for place, i in enumerate([4, 0, 4]):
         own, found = (slice(at[j], at[j + 1]) for at, j in ((whole.indptr, i), (chosen.indptr, place)))
         np.testing.assert_array_equal(chosen.rows[found], whole.rows[own])
@@ -116,13 +116,13 @@ def test_chosen_columns_are_decoded_in_the_order_asked_for():
 )
 def test_any_bytes_decode_as_the_slow_twin_says_or_are_broken(codes, fill):
     codes = [1, 5] * 20 + codes if fill else codes  # a sound head, so that the tail is met as well
-    coded = Codes(np.array([0, len(codes)]), np.array(codes, np.uint8), np.ones(1, np.float32))
+    coded = held(np.array([0, len(codes)]), np.array(codes, np.uint8), np.ones(1, np.float32))
     expected = reference.decode_column(codes, 1.0)
     if expected is None:
         with pytest.raises(IndexBroken, match=r"codes\.npy is damaged in column 0"):
-            decode(coded, np.array([0]))
+            plain(coded, np.array([0]))
     else:
-        found = decode(coded, np.array([0]))
+        found = plain(coded, np.array([0]))
         assert found.rows.view(np.uint32).tolist() == [id for id, _ in expected]
         np.testing.assert_allclose(found.values, [value for _, value in expected], rtol=1e-6)
 
@@ -138,11 +138,11 @@ def test_any_bytes_are_combined_and_compared_as_the_slow_twin_says(codes, stops,
     n = len(indptr) - 1
     targets = data.draw(st.sampled_from([n, 40, 500]))
     twins = [reference.decode_column(codes[indptr[i] : indptr[i + 1]], 0.5) for i in range(n)]
-    coded = indptr, np.array(codes, np.uint8), np.full(n, 0.5, np.float32)
+    coded = indptr[:-1], indptr[1:], np.array(codes, np.uint8), np.full(n, 0.5, np.float32)
     query_ptr, seeds = np.array([0, n, n + 1]), np.array([*range(n), 0], np.uint32)
     weights, nobody = np.ones(n + 1), np.empty(0, np.uint32)
     ids, scores, counts = np.zeros((2, 500), np.int64), np.zeros((2, 500), np.float32), np.zeros(2, np.int64)
-    combine_columns(query_ptr, seeds, weights, *coded, nobody, targets, ids, scores, counts)
+    combine_columns(query_ptr, seeds, weights, *coded, nobody, np.empty(0, np.uint8), targets, ids, scores, counts)
     # Twice: damaged candidates spoil their query, so those that are sound are asked for alone.
     sound = np.array([i for i, column in enumerate(twins) if column is not None], np.int64)
     candidates, cosines, found = np.tile(np.arange(n), (2, 1)), np.zeros((2, n), np.float32), np.zeros(2, np.int64)

@@ -12,8 +12,8 @@ from suffuse.comparison import compare, pick, queries_of
 from suffuse.datasets import Dataset
 from suffuse.errors import InvalidInput, InvalidParams
 from suffuse.evaluation import average_precision, judge
+from suffuse.index import Index
 from suffuse.methods import METHODS, Setting, Workshop, available, prepare, scaled
-from suffuse.online import Index
 from suffuse.params import Params
 from suffuse.tuning import WORTH_IT, Point, halves, pareto, tune
 

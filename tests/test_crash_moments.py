@@ -10,8 +10,8 @@ import pytest
 
 from builds import Given, assert_resumes, directory_bytes, names_beside
 from suffuse.errors import BuildInterrupted, IndexExists, IndexMissing
+from suffuse.index import Index
 from suffuse.offline import build
-from suffuse.online import Index
 from suffuse.store import verify
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs the signals of POSIX")

@@ -16,6 +16,7 @@ from suffuse import Index, IndexBroken, InvalidInput, Params, similar
 from suffuse.explain import NO_GRAPH, NO_PATH, explain, strongest_chain
 from suffuse.graph import affinity, transition
 from suffuse.neighbors import nearest_to_rows
+from suffuse.online import Generation
 
 ALPHA = 0.9
 
@@ -81,7 +82,7 @@ def test_a_picture_that_diffusion_did_not_reach_has_no_contributions(index):
 @pytest.mark.parametrize("pool", ["sum", "none"])
 def test_seeds_of_a_regional_index_are_told_as_images(pool, gallery, tmp_path):
     suffuse.build(gallery, tmp_path / "x.index", Params(k=8, truncation=60, keep=15, pool=pool), owners=OWNERS)
-    index = Index.open(tmp_path / "x.index")
+    index = Index.open(tmp_path / "x.index").now
     y = y_of(index, [4], seeds=6)
     found = similar.search(index, similar.wanted(index, [4]), top=10, seeds=6, refine=0)
     columns = stored_columns(index, 25 if pool == "sum" else None)
@@ -98,11 +99,11 @@ def test_seeds_of_a_regional_index_are_told_as_images(pool, gallery, tmp_path):
 
 def test_a_chain_needs_the_graph(index, monkeypatch):
     y = y_of(index, [3])
-    monkeypatch.setattr(Index, "graph", None, raising=False)
+    monkeypatch.setattr(Generation, "graph", None, raising=False)
     told = explain(index, y, 6)
     assert told.chain is None
     assert told.chain_missing == NO_GRAPH
-    monkeypatch.setattr(Index, "graph", graph_of(index), raising=False)
+    monkeypatch.setattr(Generation, "graph", graph_of(index), raising=False)
     told = explain(index, y, 6)
     assert told.chain_missing is None
     assert told.chain.nodes[0] in y.ids
@@ -114,7 +115,7 @@ def test_a_chain_needs_the_graph(index, monkeypatch):
 
 def test_a_chain_through_regions_is_told_as_images(gallery, tmp_path, monkeypatch):
     index = build_and_open(gallery, tmp_path, Params(k=8, truncation=60, keep=15), owners=OWNERS)
-    monkeypatch.setattr(Index, "graph", graph_of(index), raising=False)
+    monkeypatch.setattr(Generation, "graph", graph_of(index), raising=False)
     found = similar.search(index, similar.wanted(index, [4]), top=5, seeds=3, refine=0)
     for item in found.ids.tolist():
         chain = explain(index, y_of(index, [4], seeds=3), item).chain
@@ -194,7 +195,7 @@ def test_where_no_path_leads_there_is_no_chain(index, monkeypatch):
     empty = SimpleNamespace(
         indptr=np.zeros(N + 1, np.int64), indices=np.empty(0, np.int32), weights=np.empty(0, np.float32)
     )
-    monkeypatch.setattr(Index, "graph", empty, raising=False)
+    monkeypatch.setattr(Generation, "graph", empty, raising=False)
     y = y_of(index, [3], seeds=1)
     assert explain(index, y, 4)[2:] == (None, NO_PATH)
     chain = explain(index, y, 3).chain

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suffuse.errors import IndexBroken, InvalidInput
+from suffuse.ids import Ids
 from suffuse.items import Items, check_items, encode_items, load_items, with_labels
 
 # A line separator (U+2028) and NEL (U+0085) inside: lines end at "\n" only.
@@ -18,7 +19,7 @@ NAMES = ["Zürich", "東京\u2028塔", "one, two", 'a "quoted" one', "🗼", "e\
 
 def opened(given_items):
     text, offsets = encode_items(check_items(given_items, len(given_items)))
-    return Items(len(given_items), memoryview(text), offsets)
+    return Items(Ids(len(given_items)), memoryview(text), offsets)
 
 
 def test_names_are_read_from_a_text_file_one_per_line(tmp_path):
@@ -176,13 +177,13 @@ def test_labels_become_metadata_beside_the_names():
 def test_an_image_without_name_is_called_by_its_id():
     assert opened(["a", {"year": 3}, ""]).name(1) == "1"
     assert opened(["a", {"year": 3}, ""]).name(2) == ""
-    nameless = Items(3, None, None)
+    nameless = Items(Ids(3))
     assert ([nameless.name(id) for id in range(3)], nameless[2], len(nameless)) == (["0", "1", "2"], {}, 3)
 
 
 @pytest.mark.parametrize("id", [-1, 3, 2**40])
 def test_an_image_that_does_not_exist_is_refused(id):
-    for stored in (opened(["a", "b", "c"]), Items(3, None, None)):
+    for stored in (opened(["a", "b", "c"]), Items(Ids(3))):
         with pytest.raises(InvalidInput, match=f"there is no image {id}; ids go from 0 to 2"):
             stored[id]
 
@@ -191,7 +192,7 @@ def test_only_the_lines_that_are_asked_for_are_read():
     text, offsets = encode_items(check_items(["a", "b", "c", "d"], 4))
     damaged = bytearray(text)
     damaged[: offsets[1]] = b"\xff" * offsets[1]
-    stored = Items(4, memoryview(bytes(damaged)), offsets)
+    stored = Items(Ids(4), memoryview(bytes(damaged)), offsets)
     assert stored.name(2) == "c"
     with pytest.raises(IndexBroken, match=r"items\.jsonl is damaged at the line of image 0; copy the index again"):
         stored[0]
@@ -201,14 +202,14 @@ def test_only_the_lines_that_are_asked_for_are_read():
 @settings(deadline=None, max_examples=100)
 @given(data=st.binary(min_size=0, max_size=60), cuts=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=4))
 def test_damaged_lines_and_offsets_give_an_item_or_a_clear_error(data, cuts):
-    stored = Items(3, memoryview(data), np.array(cuts, np.int64))
+    stored = Items(Ids(3), memoryview(data), np.array(cuts, np.int64))
     for id in range(3):
         with contextlib.suppress(IndexBroken):
             assert isinstance(stored[id], dict)
 
 
 def test_a_line_that_holds_no_object_is_an_error():
-    stored = Items(2, memoryview(b'["a"]\n"b"\n'), np.array([0, 6, 10]))
+    stored = Items(Ids(2), memoryview(b'["a"]\n"b"\n'), np.array([0, 6, 10]))
     for id in range(2):
         with pytest.raises(IndexBroken, match=f"items.jsonl holds no object at the line of image {id}"):
             stored.name(id)

@@ -121,7 +121,10 @@ def combined(query_ptr, seeds, weights, columns, top, owners=None, images=None):
     images = len(indptr) - 1 if images is None else images
     m = len(query_ptr) - 1
     ids, scores, counts = np.full((m, top), -7, np.int64), np.full((m, top), -7, np.float32), np.empty(m, np.int64)
-    combine_columns(query_ptr, seeds, weights, indptr, rows, values, owners, images, ids, scores, counts)
+    shown = np.empty(0, np.uint8)
+    combine_columns(
+        query_ptr, seeds, weights, indptr[:-1], indptr[1:], rows, values, owners, shown, images, ids, scores, counts
+    )
     return ids, scores, counts
 
 
@@ -189,8 +192,9 @@ from suffuse.kernels.combine import combine_columns
 def combine(images):
     ids, scores, counts = np.empty((1, 2), np.int64), np.empty((1, 2), np.float32), np.empty(1, np.int64)
     combine_columns(
-        np.array([0, 1]), np.zeros(1, np.uint32), np.ones(1), np.array([0, 2, 2]), np.array([1, 0], np.uint32),
-        np.array([1.0, 0.5], np.float32), np.empty(0, np.uint32), images, ids, scores, counts,
+        np.array([0, 1]), np.zeros(1, np.uint32), np.ones(1), np.array([0, 2]), np.array([2, 2]),
+        np.array([1, 0], np.uint32), np.array([1.0, 0.5], np.float32), np.empty(0, np.uint32), np.empty(0, np.uint8),
+        images, ids, scores, counts,
     )
     return ids.tolist(), counts.tolist()
 

@@ -12,11 +12,12 @@ from indexes import stored_column
 from suffuse import store
 from suffuse.errors import IndexBroken
 from suffuse.graph import affinity, transition
+from suffuse.index import Index
 from suffuse.manifest import read_manifest
 from suffuse.neighbors import nearest_to_rows
-from suffuse.offline import STAGES, build
-from suffuse.online import Index
+from suffuse.offline import build
 from suffuse.params import Params
+from suffuse.stages import STAGES
 from suffuse.store import verify
 
 pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")

@@ -10,9 +10,10 @@ import pytest
 from builds import PARAMS, N, directory_bytes, finished_tasks, names_beside
 from suffuse import offline
 from suffuse.errors import BuildInterrupted, IndexExists, IndexMissing, InvalidInput, InvalidParams, SuffuseError
-from suffuse.offline import STAGES, build
-from suffuse.online import Index
+from suffuse.index import Index
+from suffuse.offline import build
 from suffuse.params import Params
+from suffuse.stages import STAGES
 
 pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")
 

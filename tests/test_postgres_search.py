@@ -30,7 +30,7 @@ def items(count):
 def exported(server, folder, name, features, params):
     suffuse.build(features, folder / f"{name}.index", params, names=items(len(features)))
     export_index(folder / f"{name}.index", server.url, f"search {name}")
-    return Index.open(folder / f"{name}.index"), PostgresIndex(server.url, f"search {name}")
+    return Index.open(folder / f"{name}.index").now, PostgresIndex(server.url, f"search {name}")
 
 
 @pytest.fixture(scope="module", params=KINDS)

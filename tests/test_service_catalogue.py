@@ -10,6 +10,7 @@ import suffuse
 from data import scattered
 from suffuse import Params
 from suffuse.errors import InvalidInput
+from suffuse.ids import Ids
 from suffuse.items import Items, encode_items
 from suffuse.service import create_app
 from suffuse.service.catalogue import Catalogue
@@ -21,7 +22,7 @@ texts = st.text(st.sampled_from("abAB ßİıσς\0é日\n"), max_size=6)
 
 def catalogue(items):
     text, offsets = encode_items(items)
-    return Catalogue(Items(len(items), memoryview(text), offsets))
+    return Catalogue(Items(Ids(len(items)), memoryview(text), offsets))
 
 
 def folded(text):

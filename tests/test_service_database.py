@@ -22,7 +22,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def index(paths, kind):
-    return Index.open(paths[kind])
+    return Index.open(paths[kind]).now
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def test_a_new_export_is_seen_by_the_next_request(server, paths, tmp_path):
         features = np.random.default_rng(3).normal(size=(2 * N, 5))
         suffuse.build(features, tmp_path / "x.index", Params(k=5, keep=10), names=[{"new": 1}] * (2 * N))
         export_index(tmp_path / "x.index", server.url, "served anew")
-        index = Index.open(tmp_path / "x.index")
+        index = Index.open(tmp_path / "x.index").now
         query = similar.wanted(index, [N + 1])
         check_hits(client.search(positive=[N + 1], top=9), similar.search(index, query, 9, refine=0))
         info = client.json("/api/info")

@@ -17,7 +17,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def index(path):
-    return Index.open(path)
+    return Index.open(path).now
 
 
 @pytest.fixture(scope="module")

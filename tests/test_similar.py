@@ -26,7 +26,7 @@ def pooled_index(gallery, tmp_path_factory):
     """Regions of 20 images whose columns hold images, so that there is a second look."""
     path = tmp_path_factory.mktemp("similar-pooled") / "x.index"
     suffuse.build(gallery, path, Params(k=8, truncation=60, keep=15), owners=np.arange(N) % 20)
-    return Index.open(path)
+    return Index.open(path).now
 
 
 def signed_sum(index, positive, negative, seeds=5):

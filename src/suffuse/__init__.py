@@ -18,7 +18,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from suffuse.errors import (
         BuildInterrupted,
+        ChangeFailed,
         IndexBroken,
+        IndexBusy,
         IndexExists,
         IndexMissing,
         IndexProblem,
@@ -28,17 +30,22 @@ if TYPE_CHECKING:
         MissingExtra,
         SuffuseError,
     )
+    from suffuse.index import Index
+    from suffuse.living import ChangeSummary
     from suffuse.offline import BuildSummary, build
-    from suffuse.online import Hits, Index
+    from suffuse.online import Hits
     from suffuse.params import Params
     from suffuse.store import verify
 
 _HOMES = {
     "BuildInterrupted": "errors",
     "BuildSummary": "offline",
+    "ChangeFailed": "errors",
+    "ChangeSummary": "living",
     "Hits": "online",
-    "Index": "online",
+    "Index": "index",
     "IndexBroken": "errors",
+    "IndexBusy": "errors",
     "IndexExists": "errors",
     "IndexMissing": "errors",
     "IndexProblem": "errors",
@@ -55,9 +62,12 @@ _HOMES = {
 __all__ = [
     "BuildInterrupted",
     "BuildSummary",
+    "ChangeFailed",
+    "ChangeSummary",
     "Hits",
     "Index",
     "IndexBroken",
+    "IndexBusy",
     "IndexExists",
     "IndexMissing",
     "IndexProblem",

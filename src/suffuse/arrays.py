@@ -1,13 +1,14 @@
 """Files that appear whole or not at all, and .npy files as memory maps."""
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import math
 import mmap
 import os
+import sys
 import threading
-import tokenize
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +31,9 @@ _THREAD = getattr(resource, "RUSAGE_THREAD", 0)
 UNFINISHED = ".tmp"
 
 _HASH_BYTES = 1 << 20
+
+# Put a map at exactly this address; the same number on all systems that `_map_file_into` knows.
+_MAP_FIXED = 0x10
 
 # numpy parses headers with `ast`, which is not safe in two threads at once if the garbage collector runs meanwhile:
 # SystemError, "AST constructor recursion depth mismatch" (Python 3.11; github.com/python/cpython/issues/106905).
@@ -60,7 +64,8 @@ class Mapped(NamedTuple):
         for start, stop in ranges:
             if 0 <= start < stop <= entries:
                 first = (self.offset + start * size) // page * page
-                advise(mmap.MADV_WILLNEED, first, self.offset + stop * size - first)
+                with contextlib.suppress(OSError):  # of memory without a file, where the system has no swap
+                    advise(mmap.MADV_WILLNEED, first, self.offset + stop * size - first)
 
 
 def blocks_read() -> int:
@@ -178,6 +183,45 @@ def map_array(path: Path) -> Mapped:
             return Mapped(np.frombuffer(mapped, dtype, count, offset).reshape(shape), mapped, offset)
     except FileNotFoundError as error:
         raise IndexBroken(f"{path.name} is missing; copy or build the index again") from error
-    except (OSError, ValueError, TypeError, SyntaxError, tokenize.TokenError) as error:
-        # The last three come from numpy's reading of a damaged header.
+    except IndexBroken:
+        raise
+    except Exception as error:
+        # numpy reads a header as a piece of Python: a damaged one fails in most ways that Python knows.
         raise IndexBroken(f"{path.name} cannot be read: {error}; copy or build the index again") from error
+
+
+def map_extended(path: Path, more: NDArray[Any]) -> Mapped:
+    """The array of a .npy file with `more` rows behind it, as one array.
+
+    Kernels want one array, and to copy a large file for a few rows would take its size in memory. So the file is mapped
+    into the beginning of a free range of addresses, and the rows are written behind it: into the rest of its last page,
+    which is then this process's own, and into the free memory that follows.
+    """
+    mapped = map_array(path)
+    if not len(more):
+        return mapped
+    end = mapped.offset + mapped.array.nbytes
+    together = mmap.mmap(-1, end + more.nbytes)
+    room = np.frombuffer(together, np.uint8)
+    if not _map_file_into(room, path, end):
+        room[:end] = np.frombuffer(mapped.map, np.uint8, end)
+    room[end:] = np.ascontiguousarray(more, mapped.array.dtype).reshape(-1).view(np.uint8)
+    array = room[mapped.offset :].view(mapped.array.dtype).reshape(-1, *mapped.array.shape[1:])
+    array.flags.writeable = False
+    return Mapped(array, together, mapped.offset)
+
+
+def _map_file_into(room: NDArray[np.uint8], path: Path, size: int) -> bool:
+    """Map the first bytes of a file over those of `room`, as private pages; False where we do not know how to.
+
+    Python's mmap cannot be told an address.
+    """
+    if sys.platform not in ("linux", "darwin"):
+        return False
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t)
+    address, protection = room.ctypes.data, mmap.PROT_READ | mmap.PROT_WRITE
+    with path.open("rb") as stream:
+        found = call(address, size, protection, mmap.MAP_PRIVATE | _MAP_FIXED, stream.fileno(), 0)
+    return bool(found == address)

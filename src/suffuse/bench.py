@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from suffuse.baselines import Online
 from suffuse.errors import InvalidInput
 from suffuse.graph import affinity, transition
+from suffuse.index import Index
 from suffuse.machine import cores
 from suffuse.neighbors import Features, Neighbors, load_faiss, nearest, nearest_to_rows, one_thread
-from suffuse.offline import Progress, build
-from suffuse.online import REFINE, Index
+from suffuse.offline import build
+from suffuse.online import REFINE
 from suffuse.params import Params
+from suffuse.stages import Progress
 
 TOP = 10
 # Fewer rows than this cannot be split into an index and queries that say anything.

@@ -20,7 +20,7 @@ import functools
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +30,12 @@ from numpy.typing import DTypeLike, NDArray
 from suffuse import approximate
 from suffuse.arrays import map_array, write_array, write_blocks, write_bytes, write_json, write_side_by_side
 from suffuse.cells import Cells, make_cells, nearest_in_cells
-from suffuse.codes import Codes, decode, encode
-from suffuse.diffusion import Entries, columns, group_size, image_vectors, places_of, take
+from suffuse.codes import encode, held, plain
+from suffuse.diffusion import columns, group_size, image_type, image_vectors, places_of
 from suffuse.graph import Graph, affinity, degrees_of, inverse, order_along, renumbered, summarize, transition
 from suffuse.hnsw import HnswGraph, build_hnsw, nearest_by_hnsw
 from suffuse.kernels.lanes import LANES
-from suffuse.manifest import ARRAY_TYPES, GRAPH_FILES
+from suffuse.manifest import ARRAY_TYPES, GRAPH_FILES, column_files
 from suffuse.neighbors import Features, Find, Neighbors, load_faiss, nearest_to_rows, one_thread
 from suffuse.params import GraphSearch, Params
 from suffuse.shards import between, merged, shard_starts, within
@@ -312,7 +312,9 @@ def join_columns(work: Path, n: int) -> ColumnCounts:
         write_blocks(work / "columns" / f"{name}.npy", dtype, (int(found[-1]),), parts(name))
         joined = map_array(work / "columns" / f"{name}.npy").array
         ids = (place[start : start + block_rows(n)] for start in block_starts(n))
-        write_blocks(index / f"{name}.npy", dtype, joined.shape, (joined[places_of(found, of)[1]] for of in ids))
+        write_blocks(
+            index / f"{name}.npy", dtype, joined.shape, (joined[places_of(found[:-1], found[1:], of)[1]] for of in ids)
+        )
         (work / "columns" / f"{name}.npy").unlink()
 
     place = inverse(order)
@@ -332,17 +334,9 @@ def join_columns(work: Path, n: int) -> ColumnCounts:
 def image_task(work: str, images: int) -> None:
     """The vectors of images that the second look compares with, from the finished columns of a regional index."""
     index, params = Path(work) / "index", _params(Path(work))
-    coded = params.values == "uint8"
-
-    def mapped(*names: str) -> Iterator[NDArray[Any]]:
-        return (map_array(index / f"{name}.npy").array for name in names)
-
-    columns_of: Callable[[NDArray[np.integer]], Entries]
-    if coded:
-        columns_of = functools.partial(decode, Codes(*mapped(*Codes._fields)))
-    else:
-        columns_of = functools.partial(take, Entries(*mapped(*Entries._fields)))
-    owners, dtype = map_array(index / "owners.npy").array, "float16" if coded else params.values
+    stored = (map_array(index / name).array for name in ("indptr.npy", *column_files(params)))
+    columns_of = functools.partial(plain, held(*stored))
+    owners, dtype = map_array(index / "owners.npy").array, image_type(params)
     vectors = image_vectors(columns_of, owners, images, params.keep, dtype)
     for name, array in vectors._asdict().items():
         write_array(index / f"image_{name}.npy", array)

@@ -20,8 +20,9 @@ from suffuse.params import GraphSearch, Params, Search, SeedSearch, Support, Val
 from suffuse.terminal import console, progress_bars
 
 if TYPE_CHECKING:
+    from suffuse.index import Index
     from suffuse.offline import BuildSummary
-    from suffuse.online import Hits, Index
+    from suffuse.online import Hits
 
 app = typer.Typer(
     name="suffuse",
@@ -225,7 +226,7 @@ def search(
 ) -> None:
     """Search an index (online): the best images for each query."""
     from suffuse.features import load, load_owners, unit_blocks
-    from suffuse.online import Index
+    from suffuse.index import Index
 
     opened = Index.open(index)
     rows = load(queries, transpose=transpose, least_rows=1).features

@@ -17,9 +17,11 @@ distributed is imported where it is used: a build on one machine does not need i
 import contextlib
 import importlib
 import logging
+import os
 import re
 import socket
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
@@ -43,6 +45,20 @@ RETRIES = 2
 # Long enough for any network, short enough to wait for.
 _SECONDS_TO_CONNECT = 5
 
+# What takes a worker longest to import.
+_TASKS = "suffuse.blocks"
+
+# Whether new workers are forked from a process that has imported all they need. macOS's libraries do not bear it.
+_FORKS = sys.platform == "linux"
+
+# What Dask tells each new worker, for the process that they are forked from: one that has threads cannot be forked.
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+
 _LOCAL = re.compile(r"local(?::([1-9][0-9]*))?")
 _ADDRESS = re.compile(r"(?!local:)(?:[a-z]+://)?[^\s/]+:[0-9]+")
 
@@ -54,10 +70,13 @@ def client_of(where: "str | Client") -> Iterator["Client"]:
     where  the address of a running scheduler; `local` or `local:N` for N new processes on this machine, as many as
            there are cores unless N is given, which end with the context; or a client, which is left open
     """
+    local = _LOCAL.fullmatch(where) if isinstance(where, str) else None
+    if local:
+        _begin_to_import()  # before this process does
     distributed = _load_distributed()
     if not isinstance(where, str):
         yield where
-    elif local := _LOCAL.fullmatch(where):
+    elif local:
         with _quiet(), _local_cluster(int(local[1] or cores())) as client:
             yield client
     elif _ADDRESS.fullmatch(where):
@@ -98,11 +117,13 @@ def _local_cluster(workers: int) -> Iterator["Client"]:
     import dask
 
     distributed = _load_distributed()
+    # A build needs it in this process, too, which else would only wait until workers are there.
+    threading.Thread(target=importlib.import_module, args=[_TASKS]).start()
     with (
         dask.config.set(
             {
-                # A fork of a process that has used OpenMP hangs.
-                "distributed.worker.multiprocessing-method": "spawn",
+                # Not a fork of this process: one of a process that has used OpenMP hangs.
+                "distributed.worker.multiprocessing-method": "forkserver" if _FORKS else "spawn",
                 # Dask's profiler looks at a worker every 10 ms, which costs some per cent; its page shows enough so.
                 "distributed.worker.profile.interval": "100ms",
             }
@@ -116,14 +137,29 @@ def _local_cluster(workers: int) -> Iterator["Client"]:
         ) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
-        # Seconds of importing, while this process has its own to do.
-        for worker in client.nthreads():
-            distributed.fire_and_forget(client.submit(_load_tasks, workers=[worker], pure=False))
         yield client
 
 
-def _load_tasks() -> None:
-    importlib.import_module("suffuse.blocks")
+def _begin_to_import() -> None:
+    """Start the process that workers will be forked from: it imports once, meanwhile, what takes each of them seconds.
+
+    It ends with this process, and waits in between: the next local cluster starts in no time.
+    """
+    if not _FORKS:
+        return
+    from multiprocessing import forkserver
+
+    before = {name: os.environ.get(name) for name in _ONE_THREAD}
+    os.environ.update(_ONE_THREAD)
+    try:
+        forkserver.set_forkserver_preload(["distributed", _TASKS])
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def workers_of(executor: "Executor | Client", work: Path) -> contextlib.AbstractContextManager[Executor]:
@@ -133,30 +169,39 @@ def workers_of(executor: "Executor | Client", work: Path) -> contextlib.Abstract
         from distributed.cfexecutor import ClientExecutor
 
         if isinstance(given, _load_distributed().Client):
-            _check_versions(given)
             given = given.get_executor()
         if isinstance(given, ClientExecutor):
+            _check_versions(given)
             return _tasks_on(given, work)
     return contextlib.nullcontext(given)
 
 
-def _check_versions(client: Any) -> None:
-    """Raise if a process of the cluster has no Suffuse, or another one.
+def _check_versions(executor: Any) -> None:
+    """Raise if the scheduler, or a worker that the executor may use, has no Suffuse, or another one.
 
     A worker without it would not refuse a task but end, and the build would wait for another worker forever.
     """
 
-    def installed() -> str | None:  # inside, so that it travels as it is: nothing of Suffuse may be there
+    def look(dask_worker: Any) -> tuple[str | None, set[Any]]:
+        """The version there, and all that a worker is called by; Dask gives the scheduler by this name, too."""
+        # Inside, so that it travels as it is: nothing of Suffuse may be there.
+        address = dask_worker.address
+        known_as = {getattr(dask_worker, "name", None), address, address.split("://")[-1], dask_worker.ip}
         try:
             import suffuse
         except ImportError:
-            return None
-        return suffuse.__version__
+            return None, known_as
+        return suffuse.__version__, known_as
 
-    found = client.run(installed)
+    client, options = executor._client, executor._kwargs
+    found = client.run(look)
+    if options.get("workers") and not options.get("allow_other_workers"):
+        chosen = options["workers"]
+        wanted = {chosen} if isinstance(chosen, str | int) else set(chosen)
+        found = {worker: seen for worker, seen in found.items() if wanted & seen[1]}
     if not found:
         logger.warning("the scheduler at %s has no workers yet; the build waits for one", client.scheduler.address)
-    for where, version in {"the scheduler": client.run_on_scheduler(installed), **found}.items():
+    for where, (version, _) in {"the scheduler": client.run_on_scheduler(look), **found}.items():
         if version != __version__:
             raise BuildInterrupted(_other_version(where, version))
 

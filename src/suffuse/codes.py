@@ -1,25 +1,17 @@
 """Columns in a compact code, 600 to 800 bytes instead of 3,000: how blocks of them become it, and plain again."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.diffusion import Columns, Entries
+from suffuse.diffusion import Columns, Entries, places_of
 from suffuse.errors import IndexBroken
 from suffuse.kernels.codes import LONGEST, TAIL_LEVELS, decode_columns, encode_columns
 
 
-class Codes(NamedTuple):
-    """Coded columns: column i is codes[indptr[i]:indptr[i + 1]], in units of scales[i] (`kernels.codes`)."""
-
-    indptr: NDArray[np.int64]  # (b + 1,)
-    codes: NDArray[np.uint8]
-    scales: NDArray[np.float32]  # (b,)
-
-
 class CodedColumns(NamedTuple):
-    """The same, with what a build wants to know about them."""
+    """Coded columns: column i is codes[indptr[i]:indptr[i + 1]], in units of scales[i] (`kernels.codes`)."""
 
     indptr: NDArray[np.int64]  # (b + 1,)
     codes: NDArray[np.uint8]
@@ -43,14 +35,38 @@ def encode(columns: Columns) -> CodedColumns:
     return CodedColumns(indptr, codes[: indptr[-1]].copy(), scales, kept, columns.residuals)
 
 
-def decode(coded: Codes, ids: NDArray[np.integer]) -> Entries:
-    """The columns of these elements, plain: entries as they are stored, the head before the tail.
+class Held(NamedTuple):
+    """Columns as an index holds them: column i is entries[starts[i]:stops[i]].
 
-    `indptr` must have been checked. Ids in the columns are not.
+    Coded, entries are codes and values[i] is the scale of column i; plain, entries are rows and values go with them.
     """
-    size = int((coded.indptr[ids + 1] - coded.indptr[ids]).sum())
+
+    starts: NDArray[np.int64]  # (n,)
+    stops: NDArray[np.int64]  # (n,)
+    entries: NDArray[Any]  # uint8, or int32
+    values: NDArray[Any]  # float32, or float16
+
+
+def held(indptr: NDArray[np.int64], entries: NDArray[Any], values: NDArray[Any]) -> Held:
+    """Columns that follow each other."""
+    return Held(indptr[:-1], indptr[1:], entries, values)
+
+
+def plain(columns: Held, ids: NDArray[np.integer]) -> Entries:
+    """The columns of these elements, plain; of coded ones the head comes before the tail.
+
+    `starts` and `stops` must have been checked. Ids in the columns are not.
+    """
+    if columns.entries.dtype == np.uint8:
+        return _decode(columns, ids)
+    indptr, places = places_of(columns.starts, columns.stops, ids)
+    return Entries(indptr, columns.entries[places], columns.values[places])
+
+
+def _decode(coded: Held, ids: NDArray[np.integer]) -> Entries:
+    size = int((coded.stops[ids] - coded.starts[ids]).sum())
     rows, values, ends = np.empty(size, np.uint32), np.empty(size, np.float32), np.empty(len(ids), np.int64)
-    decode_columns(coded.indptr, coded.codes, coded.scales, ids.astype(np.int64), rows, values, ends)
+    decode_columns(*coded, ids.astype(np.int64), rows, values, ends)
     if (ends < 0).any():
         raise IndexBroken(
             f"codes.npy is damaged in column {ids[int((ends < 0).argmax())]}; run suffuse verify, then copy the index"

@@ -1,6 +1,8 @@
 """Public data sets from their files: features, queries and who should be found, in one shape for all of them."""
 
 import json
+import math
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +21,10 @@ from suffuse.evaluation import (
     leave_one_out_judgements,
     revisited_protocols,
 )
-from suffuse.features import check_matrix, check_owners, load, load_owners
+from suffuse.features import check_matrix, check_owners, check_unpacked, load, load_owners
 
+# What X and Q may be; Matlab's other classes are read by code that features have no need of.
+_MATLAB_NUMBERS = ("double", "single", "uint8")
 _CLASSIC_KEYS, _REVISITED_KEYS = ("ok", "junk"), ("easy", "hard", "junk")
 
 
@@ -243,8 +247,12 @@ def _cells(archive: Any, where: str, file: Path, *, single: bool = False) -> tup
     """The vectors of a Matlab cell array of matrices, one cell per image, and the image of each vector."""
     if where not in archive or archive[where].dtype.kind != "O":
         raise InvalidInput(f"{file.name} has no cells /{where}; it is not one of the files that Iscen et al. published")
+    if archive[where].external is not None or math.prod(archive[where].shape) > file.stat().st_size // 8:
+        raise InvalidInput(f"{file.name} has not the cells that it promises; the file is damaged, fetch it again")
     # HDF5 shows a Matlab matrix transposed: (vectors, d). An empty one holds its shape instead of values.
     cells = [archive[reference] for reference in archive[where][()].ravel()]
+    check_unpacked(file, sum(math.prod(cell.shape) * cell.dtype.itemsize for cell in cells))
+    check_unpacked(file, max(math.prod(cell.chunks or ()) * cell.dtype.itemsize for cell in cells))
     counts = np.array([0 if "MATLAB_empty" in cell.attrs else cell.shape[0] for cell in cells])
     odd = (counts != 1) if single else (counts == 0)
     odd |= [cell.shape[1:] != cells[0].shape[1:] for cell in cells]
@@ -261,26 +269,39 @@ def _cells(archive: Any, where: str, file: Path, *, single: bool = False) -> tup
 
 
 def _columns(file: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
-    held = loadmat(file, variable_names=["X", "Q"])
-    if "X" not in held or "Q" not in held:
-        raise InvalidInput(f"{file.name} holds no X and Q; it is not one of the files that revisitop published")
+    # Through a map, since that never reads more than there is: scipy makes room for whatever the file promises.
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        source: Any = mapped  # the stubs know paths only
+        kinds = {name: (shape, kind) for name, shape, kind in whosmat(source)}
+        if "X" not in kinds or "Q" not in kinds:
+            raise InvalidInput(f"{file.name} holds no X and Q; it is not one of the files that revisitop published")
+        for name in "XQ":
+            shape, kind = kinds[name]
+            if kind not in _MATLAB_NUMBERS or min(shape) < 0:
+                raise InvalidInput(f"{file.name}: {name} is {kind} of shape {shape}; save it as a matrix of numbers")
+            check_unpacked(file, math.prod(shape) * 8)
+        mapped.seek(0)
+        held = loadmat(source, variable_names=["X", "Q"])
     return np.ascontiguousarray(held["X"].T), np.ascontiguousarray(held["Q"].T)
 
 
 def _part(held: Any, key: str, file: Path) -> Any:
     found = held.get(key) if isinstance(held, dict) else None
-    if not isinstance(found, list | tuple | np.ndarray):
+    if isinstance(found, np.ndarray) and found.ndim == 1:
+        found = found.tolist()
+    if not isinstance(found, list | tuple):
         raise InvalidInput(f"{file.name} has no list {key!r}; it is not a ground truth that is known here")
-    return found.tolist() if isinstance(found, np.ndarray) else found
+    return found
 
 
 def _ids(value: Any, images: int, what: str) -> Ids:
-    try:
-        ids = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        ids = np.empty((0, 0))
+    # Looked at before numpy does: it would follow lists within lists, and a pickle can share one without end.
+    flat = isinstance(value, np.ndarray) or (
+        isinstance(value, list | tuple) and all(isinstance(id, int | np.integer) for id in value)
+    )
+    ids = np.asarray(value) if flat else np.empty((0, 0))
     if ids.shape == (0,):
         return np.empty(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

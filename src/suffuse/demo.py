@@ -12,9 +12,10 @@ from suffuse.arrays import write_json
 from suffuse.baselines import average_query_expansion
 from suffuse.errors import MissingExtra
 from suffuse.evaluation import class_judgements, mean_average_precision, precision_at_hits
-from suffuse.offline import BuildSummary, Progress, build
-from suffuse.online import Index
+from suffuse.index import Index
+from suffuse.offline import BuildSummary, build
 from suffuse.params import Params
+from suffuse.stages import Progress
 
 # A digit has 160 examples here; the paper's k = 50 is a third of that, and less is better (docs/how-it-works.md).
 GRAPH_K = 20

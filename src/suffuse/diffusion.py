@@ -97,6 +97,11 @@ def plain_type(params: Params) -> str:
     return "float32" if params.values == "uint8" else params.values
 
 
+def image_type(params: Params) -> str:
+    """The type of the entries of `image_vectors`, which are never coded."""
+    return "float16" if params.values == "uint8" else params.values
+
+
 def _walked(
     alpha_s: Graph, start: int, stop: int, group: int, truncation: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -141,17 +146,14 @@ class Entries(NamedTuple):
     values: NDArray[np.float16] | NDArray[np.float32]
 
 
-def take(entries: Entries, ids: NDArray[np.integer]) -> Entries:
-    """The vectors of these ids."""
-    indptr, places = places_of(entries.indptr, ids)
-    return Entries(indptr, entries.rows[places], entries.values[places])
-
-
-def places_of(indptr: NDArray[np.int64], ids: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places of the vectors of these ids, one after the other, and where each of them starts among those."""
-    lengths = indptr[ids + 1] - indptr[ids]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    return starts, np.arange(starts[-1]) + np.repeat(indptr[ids] - starts[:-1], lengths)
+def places_of(
+    starts: NDArray[np.int64], stops: NDArray[np.int64], ids: NDArray[np.integer]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places starts[id]:stops[id] of these ids, one after the other, and where each of them begins among those."""
+    first = starts[ids]
+    lengths = stops[ids] - first
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    return indptr, np.arange(indptr[-1]) + np.repeat(first - indptr[:-1], lengths)
 
 
 def image_vectors(
@@ -160,24 +162,27 @@ def image_vectors(
     images: int,
     keep: int,
     dtype: DTypeLike,
+    wanted: NDArray[np.integer] | None = None,
 ) -> Entries:
     """For each image v_j = sqrt(sum of the pooled columns of its regions), the largest `keep` entries, largest first.
 
-    `columns_of` gives the columns of any regions, over images.
+    `columns_of` gives the columns of any regions, over images, of which there are so many. With `wanted`, the vectors
+    of those images alone.
     """
     members = np.argsort(owners, kind="stable")
     group_ptr = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=images))])
+    wanted = np.arange(images) if wanted is None else wanted
     parts: list[tuple[NDArray[Any], ...]] = []
-    for start in range(0, images, _IMAGE_BLOCK):
-        count, width = min(_IMAGE_BLOCK, images - start), min(keep, images)
+    for start in range(0, len(wanted), _IMAGE_BLOCK):
+        block = wanted[start : start + _IMAGE_BLOCK]
+        count, width = len(block), min(keep, images)
         rows, roots = np.empty((count, width), np.uint32), np.empty((count, width), np.float32)
         lengths = np.empty(count, np.int64)
-        block_ptr = group_ptr[start : start + count + 1]
-        pooled = columns_of(members[block_ptr[0] : block_ptr[-1]])
+        block_ptr, places = places_of(group_ptr[:-1], group_ptr[1:], block)
+        pooled = columns_of(members[places])
         values = pooled.values.view(np.uint16) if pooled.values.dtype == np.float16 else pooled.values
-        places = np.arange(block_ptr[-1] - block_ptr[0])
         pool_images(
-            pooled.indptr, pooled.rows.view(np.uint32), values, block_ptr - block_ptr[0], places, images,
+            pooled.indptr, pooled.rows.view(np.uint32), values, block_ptr, np.arange(len(places)), images,
             rows, roots, lengths,
         )  # fmt: skip
         stored = np.arange(width) < lengths[:, None]

@@ -2,13 +2,16 @@
 
     SuffuseError                 the root: catch this to catch them all
     ├── InvalidInput             features, queries, owners or names that cannot be used (also a ValueError)
+    │   └── DatabaseProblem      a database that cannot be reached, does not hold what it should, or refuses
     ├── InvalidParams            a parameter outside its range (also a ValueError)
     ├── IndexProblem             an index directory that cannot be used
     │   ├── IndexMissing         there is nothing, or not an index, at that path
     │   ├── IndexBroken          a file of the index is damaged, truncated or does not fit the others
     │   ├── IndexTooNew          the index was written by a newer format version
-    │   └── IndexExists          a build would overwrite an index
+    │   ├── IndexExists          a build would overwrite an index
+    │   └── IndexBusy            another process is changing the index
     ├── BuildInterrupted         a build could not go on (disk full, no permission, a worker died); it can be resumed
+    ├── ChangeFailed             a change could not be written (disk full, no permission); the index is as it was
     └── MissingExtra             an optional dependency is not installed (also an ImportError)
 
 Each message says what was wrong, what was found, and what to do.
@@ -21,6 +24,10 @@ class SuffuseError(Exception):
 
 class InvalidInput(SuffuseError, ValueError):
     """Features, queries, owners or names that cannot be used."""
+
+
+class DatabaseProblem(InvalidInput):
+    """A database that cannot be reached, does not hold what it should, or refuses."""
 
 
 class InvalidParams(SuffuseError, ValueError):
@@ -47,6 +54,14 @@ class IndexExists(IndexProblem):
     """A build would overwrite an index."""
 
 
+class IndexBusy(IndexProblem):
+    """Another process is changing the index."""
+
+
+class ChangeFailed(SuffuseError):
+    """A change could not be written; the index is as it was before."""
+
+
 class BuildInterrupted(SuffuseError):
     """A build could not go on; what is finished is kept, and the same build resumes there."""
 
@@ -56,3 +71,8 @@ class MissingExtra(SuffuseError, ImportError):
 
     def __init__(self, module: str, extra: str) -> None:
         super().__init__(f"{module} is not installed; install it with: pip install 'suffuse[{extra}]'")
+        self._given = module, extra
+
+    def __reduce__(self) -> tuple[type["MissingExtra"], tuple[str, str]]:
+        """Pickled by its arguments, not by its message: it may be raised on a worker."""
+        return type(self), self._given

@@ -27,9 +27,9 @@ from suffuse.datasets import Dataset
 from suffuse.evaluation import Judgement
 from suffuse.methods import METHODS, Setting, Workshop, available, prepare
 from suffuse.neighbors import Features, nearest_to_rows, one_thread
-from suffuse.offline import Progress
 from suffuse.params import Params, Search
 from suffuse.report import APPROXIMATE, QUERIES, TABLE, TRUNCATION, render
+from suffuse.stages import Progress
 
 Report = Callable[[str], None]
 

@@ -7,13 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.codes import Codes, decode
-from suffuse.diffusion import Entries, take
-from suffuse.errors import IndexBroken, InvalidInput
+from suffuse.codes import plain
+from suffuse.errors import IndexBroken
 from suffuse.kernels.chain import strongest_path
-from suffuse.online import Index
+from suffuse.online import Generation
 from suffuse.similar import Start, elements
-from suffuse.store import Transition, is_coded, is_pooled
+from suffuse.store import Transition, is_pooled
 
 NO_GRAPH = "the index holds no graph; build it again with --with-graph"
 NO_PATH = "no chain of neighbours leads from a seed to this picture"
@@ -48,17 +47,16 @@ class Explanation(NamedTuple):
     chain_missing: str | None  # why there is no chain
 
 
-def explain(index: Index, y: Start, item: int) -> Explanation:
+def explain(index: Generation, y: Start, item: int) -> Explanation:
     """Explain the score of an image for the query that starts from y (`similar.start`).
 
     Contributions are exact: each is a stored number times a weight, and they sum to the score of `Index.search` with
     refine=0. Those above zero come first, the largest first; shares are of the size of the score, so that they sum to 1
     for every image that diffusion found. Seeds that gave nothing are not listed.
     """
-    if not 0 <= item < len(index):
-        raise InvalidInput(f"there is no image {item}; ids go from 0 to {len(index) - 1}")
+    place = index.ids.place(item)
     ids, sims, weights = _merged(y)
-    amounts = weights * _entries(index, ids, item)
+    amounts = weights * _entries(index, ids, place)
     score = float(amounts.sum())
     images = ids.astype(np.int64) if index.owners is None else index.owners[ids].astype(np.int64)
     given: list[Contribution] = []
@@ -67,14 +65,17 @@ def explain(index: Index, y: Start, item: int) -> Explanation:
         amount, weight = float(amounts[of].sum()), float(weights[of].sum())
         entry = amount / weight if weight else 0.0
         share = amount / abs(score) if score else 0.0
-        given.append(Contribution(image, float(sims[of].max()), weight, entry, amount, share))
+        given.append(
+            Contribution(int(index.ids.of(np.array(image))), float(sims[of].max()), weight, entry, amount, share)
+        )
     given.sort(key=lambda one: (-one.amount, one.seed))
     graph = index.graph
     if graph is None:
         return Explanation(score, given, None, NO_GRAPH)
-    chain = strongest_chain(graph, index.params.alpha, ids, weights, elements(index, item))
-    if chain is not None and index.owners is not None:
-        chain = chain._replace(nodes=index.owners[chain.nodes].tolist())
+    chain = strongest_chain(graph, index.params.alpha, ids, weights, elements(index, place))
+    if chain is not None:
+        images_of = np.array(chain.nodes) if index.owners is None else index.owners[chain.nodes].astype(np.int64)
+        chain = chain._replace(nodes=index.ids.of(images_of).tolist())
     return Explanation(score, given, chain, None if chain else NO_PATH)
 
 
@@ -88,15 +89,11 @@ def _merged(y: Start) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[n
     return ids, sims, weights
 
 
-def _entries(index: Index, ids: NDArray[np.int32], item: int) -> NDArray[np.float64]:
+def _entries(index: Generation, ids: NDArray[np.int32], place: int) -> NDArray[np.float64]:
     """The entry of each of these columns at an image, as stored; summed over its regions where columns hold those."""
     stored = index._stored
-    arrays = [mapped.array for mapped in stored.columns]
-    if is_coded(stored):
-        columns = decode(Codes(stored.indptr, *arrays), ids)
-    else:
-        columns = take(Entries(stored.indptr, *arrays), ids)
-    there = np.array([item]) if is_pooled(stored) else elements(index, item)
+    columns = plain(stored.columns, ids)
+    there = np.array([place]) if is_pooled(stored) else elements(index, place)
     matching = np.isin(columns.rows, there)
     column_of = np.repeat(np.arange(len(ids)), np.diff(columns.indptr))
     entries = np.zeros(len(ids))

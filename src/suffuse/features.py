@@ -3,6 +3,8 @@
 Below `unit_rows` everything is float32, C-order, finite and of unit length; no other module checks again.
 """
 
+import math
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,10 @@ ACCEPTED_TYPES = ("float16", "float32", "float64", "uint8")
 
 # How the files begin. Checked here, since numpy takes whatever begins otherwise for a pickle, and says so.
 _NPY_MAGIC, _ZIP_MAGIC = (b"\x93NUMPY",), (b"PK\x03\x04", b"PK\x05\x06")
+_NPY_HEADERS = {b"\1\0": np.lib.format.read_array_header_1_0, b"\2\0": np.lib.format.read_array_header_2_0}
+
+# A small file can promise any number of bytes. Features shrink to a tenth at best; what shrinks further is no features.
+_MOST_UNPACKED, _MOST_SHRINKING = 64 << 20, 200
 
 # Rows that are converted at a time, so that a memory-mapped file is never held whole in memory.
 _BLOCK_ROWS = 8192
@@ -73,14 +79,7 @@ def check_matrix(features: Any, name: str, *, least_rows: int = 2, dimensions: i
     """What can be told from shape and type alone: two dimensions, enough rows, an accepted type."""
     if not isinstance(features, np.ndarray):
         raise InvalidInput(f"{name} must be a numpy array, got {type(features).__name__}; use numpy.asarray")
-    if features.ndim != 2:
-        hint = "; for one vector use vector[None, :]" if features.ndim == 1 else ""
-        raise InvalidInput(f"{name} must have two dimensions (rows, values), found shape {features.shape}{hint}")
-    if features.dtype.name not in ACCEPTED_TYPES:
-        raise InvalidInput(
-            f"{name} has values of type {features.dtype}; use one of {', '.join(ACCEPTED_TYPES)}"
-            f"{', for instance features.astype(numpy.float32)' if features.dtype.kind in 'iufb' else ''}"
-        )
+    _check_kind(features.shape, features.dtype, name)
     if len(features) < least_rows:
         raise InvalidInput(f"{name} has {len(features)} rows; at least {least_rows} are needed")
     if features.shape[1] == 0:
@@ -89,6 +88,27 @@ def check_matrix(features: Any, name: str, *, least_rows: int = 2, dimensions: i
         raise InvalidInput(
             f"{name} have {features.shape[1]} dimensions, the index has {dimensions};"
             " build and search with the same kind of features"
+        )
+
+
+def _check_kind(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
+    if len(shape) != 2:
+        hint = "; for one vector use vector[None, :]" if len(shape) == 1 else ""
+        raise InvalidInput(f"{name} must have two dimensions (rows, values), found shape {shape}{hint}")
+    if dtype.name not in ACCEPTED_TYPES:
+        raise InvalidInput(
+            f"{name} has values of type {dtype}; use one of {', '.join(ACCEPTED_TYPES)}"
+            f"{', for instance features.astype(numpy.float32)' if dtype.kind in 'iufb' else ''}"
+        )
+
+
+def check_unpacked(file: Path, promised: int) -> None:
+    """Refuse a file that promises absurdly many bytes for its own size, before they are asked for."""
+    size = file.stat().st_size
+    if promised > max(_MOST_UNPACKED, _MOST_SHRINKING * size):
+        raise InvalidInput(
+            f"{file.name} promises {promised} bytes, more than {_MOST_SHRINKING} times its own {size}; if it is sound,"
+            " write it again as .npy"
         )
 
 
@@ -160,7 +180,8 @@ def load_owners(path: str | Path) -> NDArray[Any]:
         raise InvalidInput(f"there is no file {file}; give a .npy file with the image of each region")
     try:
         _check_magic(file, _NPY_MAGIC, "a .npy file")
-        return np.asarray(np.load(file, allow_pickle=False))
+        # Through a map, since that is never longer than the file; numpy would make room for whatever is promised.
+        return np.array(np.load(file, mmap_mode="r", allow_pickle=False))
     except InvalidInput:
         raise
     except Exception as error:  # as in `load`
@@ -179,7 +200,7 @@ def check_owners(owners: Any, regions: int, name: str) -> NDArray[np.int32]:
     return owners.astype(np.int32)
 
 
-def check_seeds(ids: Any, sims: Any, elements: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+def check_seeds(ids: Any, sims: Any, elements: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Seeds and similarities (m, s) from another search; a negative id, nothing found, becomes the similarity 0."""
     ids, sims = np.asarray(ids), np.asarray(sims)
     if ids.ndim != 2 or ids.shape != sims.shape or 0 in ids.shape:
@@ -192,12 +213,12 @@ def check_seeds(ids: Any, sims: Any, elements: int) -> tuple[NDArray[np.int32], 
         q, s = np.argwhere(ids >= elements)[0]
         raise InvalidInput(f"seed {s} of query {q} is element {ids[q, s]}, but there are {elements}, numbered from 0")
     if ids.min() >= 0 and np.isfinite(sims).all():  # as it should be
-        return ids.astype(np.int32), sims.astype(np.float64)
+        return ids.astype(np.int64), sims.astype(np.float64)
     found = ids >= 0
     if (bad := found & ~np.isfinite(sims)).any():
         q, s = np.argwhere(bad)[0]
         raise InvalidInput(f"the similarity of seed {s} of query {q} is {sims[q, s]}; similarities must be finite")
-    return np.where(found, ids, 0).astype(np.int32), np.where(found, sims, 0).astype(np.float64)
+    return np.where(found, ids, 0).astype(np.int64), np.where(found, sims, 0).astype(np.float64)
 
 
 def _read_npy(file: Path, inside: str) -> Loaded:
@@ -208,17 +229,36 @@ def _read_npy(file: Path, inside: str) -> Loaded:
 
 def _read_npz(file: Path, inside: str) -> Loaded:
     _check_magic(file, _ZIP_MAGIC, "an .npz archive")
-    # Opened here, since numpy leaves a damaged archive open.
-    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+    with zipfile.ZipFile(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         wanted = inside or "features"
-        if wanted not in archive:
-            held = ", ".join(archive.files) or "nothing"
+        if wanted not in members:
+            held = ", ".join(members) or "nothing"
             raise InvalidInput(f"{file.name} has no array {wanted!r}, it holds {held}; choose with {file.name}::NAME")
-        found = {name: archive[name] for name in (wanted, "labels") if name in archive}
-        for name, array in found.items():
-            if not isinstance(array, np.ndarray):  # the bytes of a member that is no .npy file
-                raise InvalidInput(f"{file.name}: {name!r} is not an array; write it again with numpy.savez")
-        return Loaded(found[wanted], found.get("labels"))
+        labels = _read_member(file, archive, members["labels"]) if "labels" in members else None
+        return Loaded(_read_member(file, archive, members[wanted]), labels)
+
+
+def _read_member(file: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array of an .npz archive. numpy alone would make room for all that the header promises, true or not."""
+    name = info.filename.removesuffix(".npy")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InvalidInput(f"{file.name}: {name!r} is packed as numpy never does; write it again with numpy.savez")
+    check_unpacked(file, info.file_size)
+    with archive.open(info) as stream:
+        start = stream.read(8)
+        # Version 3 is for names of fields, which features do not have.
+        header = _NPY_HEADERS.get(start[6:])
+        if not start.startswith(_NPY_MAGIC) or header is None:
+            raise InvalidInput(f"{file.name}: {name!r} is not an array; write it again with numpy.savez")
+        shape, _, dtype = header(stream)
+        promised = math.prod(shape) * dtype.itemsize
+        if promised > info.file_size and not dtype.hasobject:  # objects are refused below, in words of their own
+            raise InvalidInput(
+                f"{file.name}: {name!r} promises {promised} bytes and has {info.file_size}; write it again"
+            )
+        stream.seek(0)
+        return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
 
 def _read_fvecs(file: Path, inside: str) -> Loaded:
@@ -254,10 +294,15 @@ def _read_hdf5(file: Path, inside: str) -> Loaded:
         if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
             held = ", ".join(found) or "no matrix"
             raise InvalidInput(f"{file.name} has no dataset {wanted!r}, it holds {held}; choose with {file.name}::NAME")
+        if dataset.external is not None:
+            raise InvalidInput(f"{file.name} has its values in other files, which are not opened; write it again")
+        _check_kind(dataset.shape, dataset.dtype, file.name)
         # A dataset that is stored in one piece (neither chunked nor compressed) can be mapped like a .npy file.
         offset = dataset.id.get_offset()
-        if offset is not None and _is_matrix(dataset) and dataset.size:
+        if offset is not None and dataset.size:
             return Loaded(np.memmap(file, dataset.dtype, mode="r", offset=offset, shape=dataset.shape), None)
+        for shape in (dataset.shape, dataset.chunks or ()):  # of a chunk HDF5 makes room for the whole
+            check_unpacked(file, math.prod(shape) * dataset.dtype.itemsize)
         return Loaded(np.asarray(dataset), None)
 
 
@@ -284,7 +329,7 @@ def _no_dataset(file: Path, inside: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    if "pickle" in str(error):
+    if "pickle" in str(error) or "Python objects" in str(error):
         return "it holds Python objects, which are never loaded"
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 

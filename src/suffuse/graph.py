@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.kernels.mutual import fill_affinity, normalize_affinity, sum_rows
+from suffuse.kernels.mutual import fill_affinity, fill_whole_affinity, normalize_affinity, sum_rows
 from suffuse.kernels.order import join_components, number_along, renumber
 from suffuse.neighbors import Neighbors
 
@@ -37,10 +37,13 @@ def affinity(neighbors: Neighbors, gamma: float, rows: range | None = None) -> G
     """
     ids = np.ascontiguousarray(neighbors.ids).view(np.uint32)
     sims = np.ascontiguousarray(neighbors.sims)
-    rows = rows or range(len(ids))
-    indptr, most = np.empty(len(rows) + 1, np.uint64), len(rows) * ids.shape[1]
+    count = len(ids) if rows is None else len(rows)
+    indptr, most = np.empty(count + 1, np.uint64), count * ids.shape[1]
     indices, weights = np.empty(most, np.uint32), np.empty(most, np.float64)
-    fill_affinity(ids, sims, gamma, rows.start, indptr, indices, weights)
+    if rows is None:
+        fill_whole_affinity(ids, sims, gamma, indptr, indices, weights)
+    else:
+        fill_affinity(ids, sims, gamma, rows.start, indptr, indices, weights)
     count = int(indptr[-1])
     return Graph(indptr, indices[:count].copy(), weights[:count].copy())
 

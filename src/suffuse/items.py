@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.errors import IndexBroken, InvalidInput
+from suffuse.ids import Ids
 
 Item = dict[str, Any]
 
@@ -82,28 +83,48 @@ def _encode_item(item: Item, number: int) -> bytes:
 class Items:
     """The items of an open index; only the lines that are asked for are read and parsed."""
 
-    def __init__(self, count: int, text: memoryview | None, offsets: NDArray[np.int64] | None) -> None:
-        self._count, self._text, self._offsets = count, text, offsets
+    def __init__(
+        self,
+        ids: Ids,
+        text: memoryview | None = None,
+        offsets: NDArray[np.int64] | None = None,
+        more: memoryview | None = None,
+    ) -> None:
+        """The line of place i is text[offsets[i]:offsets[i + 1]]; an empty one is an item without anything.
+
+        `more` is what comes behind `text`.
+        """
+        self._ids, self._offsets = ids, offsets
+        self._text, self._more = text or memoryview(b""), more or memoryview(b"")
 
     def __len__(self) -> int:
-        return self._count
+        return self._ids.visible
 
     def __getitem__(self, id: int) -> Item:
-        if not 0 <= id < self._count:
-            raise InvalidInput(f"there is no image {id}; ids go from 0 to {self._count - 1}")
-        if self._text is None or self._offsets is None:
-            return {}
-        start, stop = int(self._offsets[id]), int(self._offsets[id + 1])
-        try:
-            item = json.loads(str(self._text[start:stop], "utf-8"))  # of bytes it would guess the encoding
-        except (ValueError, RecursionError) as error:
-            raise IndexBroken(f"items.jsonl is damaged at the line of image {id}; copy the index again") from error
-        if not isinstance(item, dict):
-            raise IndexBroken(f"items.jsonl holds no object at the line of image {id}; copy the index again")
-        return item
+        return self.at(self._ids.place(id))
 
     def __iter__(self) -> Iterator[Item]:
-        return (self[id] for id in range(self._count))
+        return (self[id] for id in self._ids.shown().tolist())
+
+    def at(self, place: int) -> Item:
+        """The item of a place."""
+        if self._offsets is None:
+            return {}
+        start, stop, behind = int(self._offsets[place]), int(self._offsets[place + 1]), len(self._text)
+        line = self._text[start:stop] if start < behind else self._more[start - behind : stop - behind]
+        if start == stop:
+            return {}
+        try:
+            item = json.loads(str(line, "utf-8"))  # of bytes it would guess the encoding
+        except (ValueError, RecursionError) as error:
+            raise IndexBroken(f"items.jsonl is damaged at the line of image {place}; copy the index again") from error
+        if not isinstance(item, dict):
+            raise IndexBroken(f"items.jsonl holds no object at the line of image {place}; copy the index again")
+        return item
+
+    def by_place(self) -> Iterator[Item]:
+        """The items of all places, those of hidden ones too."""
+        return (self.at(place) for place in range(self._ids.count))
 
     def name(self, id: int) -> str:
         """The image's name; an image without one is called by its id."""

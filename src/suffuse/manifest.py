@@ -1,10 +1,14 @@
 """manifest.json: what an index consists of, how it was made, and a hash of every file.
 
+An index that was changed has generations: the files of its base, and a segment for each change since (`segments`).
+Writing this file is what makes the next generation the one that is opened.
+
 docs/index-format.md is the contract; a change of it raises `FORMAT_VERSION`.
 """
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from suffuse.hnsw import HnswGraph
 from suffuse.params import LARGEST_COUNT, Params
 
 FORMAT = "suffuse-index"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 ITEMS_FILE = "items.jsonl"
 
@@ -38,13 +42,19 @@ ARRAY_TYPES = {
     "graph_indptr.npy": ("int64",),
     "graph_indices.npy": ("int32",),
     "graph_weights.npy": ("float32",),
+    "list_ids.npy": ("int32",),
+    "list_sims.npy": ("float32",),
+    "ids.npy": ("int64",),
 }
 IMAGE_FILES = ("image_indptr.npy", "image_rows.npy", "image_values.npy")
 GRAPH_FILES = ("graph_indptr.npy", "graph_indices.npy", "graph_weights.npy")
+LIST_FILES = ("list_ids.npy", "list_sims.npy")
 HNSW_FILES = tuple(f"hnsw_{name}.npy" for name in HnswGraph._fields)
 _REQUIRED = ("features.npy", "indptr.npy")
 _CODED, _PLAIN = ("codes.npy", "scales.npy"), ("rows.npy", "values.npy")
 _LARGEST_MANIFEST = 1 << 20
+# Where the files of a base are, under the directory of the index; a build puts them into that itself.
+_BASE, _SEGMENT = re.compile(r"(base-\d{6,12})?"), re.compile(r"segment-\d{6,12}\.npz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +67,21 @@ class Manifest:
     graph: dict[str, float]  # see graph.GraphSummary
     files: dict[str, dict[str, Any]]  # name -> sha256, bytes, and dtype and shape of an array
     pictures: dict[str, Any] | None = None  # where the images are, and what made features of them
+    generation: int = 1  # goes up with every change
+    next_id: int  # of the next image that is added
+    base: str = ""  # the directory of `files`; empty if that is the index's own
+    segments: list[dict[str, Any]] = field(default_factory=list)  # name, sha256, bytes; the oldest change first
+    changes: dict[str, int] = field(default_factory=dict)  # see `segments.summary`; empty if there are no segments
     version: int = FORMAT_VERSION
 
 
 def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     """The `files` of a manifest: sizes, hashes, types and shapes of all files in a finished directory."""
-    return {path.name: _describe(path) for path in sorted(directory.iterdir()) if path.name != MANIFEST}
+    return {path.name: describe(path) for path in sorted(directory.iterdir()) if path.name != MANIFEST}
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def describe(path: Path) -> dict[str, Any]:
+    """Size and hash of one file, and type and shape of an array."""
     description: dict[str, Any] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
     if path.suffix == ".npy":
         array = map_array(path).array
@@ -83,6 +99,11 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         "counts": manifest.counts,
         "graph": manifest.graph,
         "files": manifest.files,
+        "generation": manifest.generation,
+        "next_id": manifest.next_id,
+        "base": manifest.base,
+        "segments": manifest.segments,
+        "changes": manifest.changes,
         **({} if manifest.pictures is None else {"pictures": manifest.pictures}),
     }
     write_json(directory / MANIFEST, content)
@@ -116,7 +137,18 @@ def read_manifest(directory: str | Path) -> Manifest:
             f"the index has format version {version}, this Suffuse reads up to {FORMAT_VERSION};"
             f" upgrade Suffuse (the index was written by {content.get('created_by')})"
         )
+    if version < 3:
+        content = {**_UNCHANGED, **content, "next_id": _images(content)}
     return _parse_manifest(content)
+
+
+# What an index says that was written before indexes could change.
+_UNCHANGED: dict[str, Any] = {"generation": 1, "base": "", "segments": [], "changes": {}}
+
+
+def _images(content: dict[str, Any]) -> Any:
+    counts = content.get("counts")
+    return counts.get("images") if isinstance(counts, dict) else None
 
 
 def _parse_manifest(content: dict[str, Any]) -> Manifest:
@@ -141,6 +173,7 @@ def _parse_manifest(content: dict[str, Any]) -> Manifest:
             raise IndexBroken(
                 f"{MANIFEST} has no proper count of {name} (found {counts.get(name)!r}); build the index again"
             )
+    _check_generation(content)
     files = content["files"]
     for name, description in files.items():
         if name not in ARRAY_TYPES and name != ITEMS_FILE:
@@ -158,8 +191,39 @@ def _parse_manifest(content: dict[str, Any]) -> Manifest:
         graph=content["graph"],
         files=files,
         pictures=content.get("pictures"),
+        generation=content["generation"],
+        next_id=content["next_id"],
+        base=content["base"],
+        segments=content["segments"],
+        changes=content["changes"],
         version=content["version"],
     )
+
+
+def _check_generation(content: dict[str, Any]) -> None:
+    """Whether generation, base and segments are what Suffuse writes: no name may lead outside the directory."""
+    for name, least in (("generation", 1), ("next_id", content["counts"]["images"])):
+        if type(content.get(name)) is not int or not least <= content[name] < 2**62:
+            raise IndexBroken(f"{MANIFEST} has no proper {name} (found {content.get(name)!r}); build the index again")
+    base, segments, changes = (content.get(name) for name in ("base", "segments", "changes"))
+    if not isinstance(base, str) or not _BASE.fullmatch(base):
+        raise IndexBroken(f"{MANIFEST} names a base {base!r} that no index has; do not trust this index")
+    if not isinstance(segments, list):
+        raise IndexBroken(f"{MANIFEST} has no proper 'segments' (found {segments!r}); build the index again")
+    for segment in segments:
+        if not isinstance(segment, dict) or not isinstance(segment.get("name"), str):
+            raise IndexBroken(f"{MANIFEST} has no proper 'segments' (found {segment!r}); build the index again")
+        if not _SEGMENT.fullmatch(segment["name"]):
+            raise IndexBroken(f"{MANIFEST} names a segment {segment['name']!r} that no index has; do not trust it")
+        if type(segment.get("bytes")) is not int or not isinstance(segment.get("sha256"), str):
+            raise IndexBroken(f"{MANIFEST} does not describe {segment['name']}; build the index again")
+    if not isinstance(changes, dict) or not all(type(count) is int for count in changes.values()):
+        raise IndexBroken(f"{MANIFEST} has no proper 'changes' (found {changes!r}); build the index again")
+
+
+def base_of(directory: Path, manifest: Manifest) -> Path:
+    """Where the files of an index are that its segments change."""
+    return directory / manifest.base
 
 
 def column_files(params: Params) -> tuple[str, str]:
@@ -169,4 +233,4 @@ def column_files(params: Params) -> tuple[str, str]:
 
 def size_on_disk(manifest: Manifest) -> int:
     """Bytes of all files that the manifest names."""
-    return sum(int(description["bytes"]) for description in manifest.files.values())
+    return sum(int(description["bytes"]) for description in (*manifest.files.values(), *manifest.segments))

@@ -22,10 +22,12 @@ from suffuse.baselines.spectral import Spectral
 from suffuse.datasets import Dataset
 from suffuse.errors import InvalidParams
 from suffuse.graph import Graph, affinity, transition
+from suffuse.index import Index
 from suffuse.neighbors import Neighbors, nearest_to_rows
-from suffuse.offline import BuildSummary, Progress, build
-from suffuse.online import Index, Pooling
+from suffuse.offline import BuildSummary, build
+from suffuse.online import Pooling
 from suffuse.params import Params
+from suffuse.stages import Progress
 
 # Where `sql` puts its index: beside a user's own, which an evaluation must not replace.
 SQL_SCHEMA = "suffuse_evaluate"

@@ -58,6 +58,37 @@ def nearest_to_rows(features: Features, start: int, stop: int, k: int) -> Neighb
     return _nearest(features[start:stop], features, min(k, len(features)), own_ids=own_ids)
 
 
+def nearest_to_elements(features: Features, elements: NDArray[np.integer], k: int) -> Neighbors:
+    """The same for any elements."""
+    return _nearest(features[elements], features, min(k, len(features)), own_ids=elements.astype(np.uint32))
+
+
+def nearest_of_shown(find: Callable[[int], Neighbors], hidden: NDArray[np.bool_], k: int) -> Neighbors:
+    """NN_k among the elements that are not hidden, of which k is cut; `find(count)` gives the nearest of all."""
+    n = len(hidden)
+    k = min(k, n - int(hidden.sum()))
+    count = min(n, k + 8)
+    while True:
+        found = find(count)
+        shown = ~hidden[found.ids]
+        if count == n or (shown.sum(axis=1) >= k).all():
+            break
+        count = min(n, 2 * count)
+    return in_order(found, np.argsort(~shown, axis=1, kind="stable")[:, :k])
+
+
+def in_order(lists: Neighbors, order: NDArray[np.integer]) -> Neighbors:
+    """Each list with its entry order[i, j] as entry j."""
+    ids, sims = (np.ascontiguousarray(np.take_along_axis(array, order, axis=1)) for array in (lists.ids, lists.sims))
+    return Neighbors(ids.astype(np.int32, copy=False), sims.astype(np.float32, copy=False))
+
+
+def joined(a: Neighbors, b: Neighbors, k: int) -> Neighbors:
+    """The k nearest of two lists for the same rows, of different elements."""
+    lists = Neighbors(np.concatenate([a.ids, b.ids], axis=1), np.concatenate([a.sims, b.sims], axis=1))
+    return in_order(lists, np.lexsort((lists.ids, -lists.sims), axis=1)[:, :k])
+
+
 def proposals(k: int, n: int) -> int:
     """How many elements a coarse search proposes for the k nearest of n: a few more, for what rounding may swap."""
     return min(n, k + 8 + k // 16)

@@ -2,11 +2,9 @@
 
 import contextlib
 import hashlib
-import json
 import logging
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,47 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse import __version__
-from suffuse.arrays import UNFINISHED, map_array, sync_directory, write_array, write_blocks, write_bytes
-from suffuse.blocks import (
-    block_path,
-    block_rows,
-    block_starts,
-    columns_task,
-    edges_task,
-    graph_task,
-    image_task,
-    join_columns,
-    lists_task,
-    neighbors_task,
-    pair_task,
-    pairs_of_shards,
-    search_results,
-    search_task,
-    seeds_results,
-    seeds_task,
-)
+from suffuse.arrays import write_array, write_blocks, write_bytes
+from suffuse.blocks import block_rows
 from suffuse.cluster import owned, workers_of
 from suffuse.errors import BuildInterrupted, InvalidParams
 from suffuse.features import check_matrix, check_owners, learn_whitening, load, unit_blocks
 from suffuse.items import check_items, encode_items
 from suffuse.machine import cores
-from suffuse.manifest import FORMAT_VERSION, ITEMS_FILE, Manifest, describe_files, size_on_disk, write_manifest
+from suffuse.manifest import FORMAT_VERSION, ITEMS_FILE, size_on_disk, write_manifest
 from suffuse.memory import threads_that_fit
 from suffuse.params import Params
 from suffuse.shards import shard_starts
-from suffuse.workplace import publish, refuse_overwriting, remove, work_path, working_directory
+from suffuse.stages import Progress, Stages, assemble, run_stages
+from suffuse.workplace import publish, refuse_overwriting, work_path, working_directory
 
 if TYPE_CHECKING:
     from distributed import Client
 
 logger = logging.getLogger(__name__)
-
-# Called with the stage's name, how many of its rows are done, and how many there are.
-Progress = Callable[[str, int, int], None]
-
-# Where seeds are searched approximately, "seeds" comes after "features". Where the graph's neighbours are, "search"
-# comes before "neighbors" in place of "pairs".
-STAGES = ("features", "pairs", "neighbors", "lists", "edges", "graph", "columns", "index")
 
 
 class BuildSummary(NamedTuple):
@@ -114,25 +89,11 @@ def build(
         workers = _workers(executor, _fitting(jobs, memory, features, params), work_path(final).absolute())
         plan = _plan(features, params, owners, items)
         with working_directory(final, plan, force) as work, owned(work), workers as pool:
-            build_ = _Build(work, n, pool, progress or _silent)
+            build_ = Stages(work, n, pool, progress)
             _write_inputs(build_, features, params, owners, items)
-            if seeds := seeds_results(work, params):
-                build_.run_singly("seeds", seeds_task, [seeds])
-            if searches := search_results(work, params):
-                build_.run_singly("search", search_task, [searches])
-            if params.graph_search == "exact" and not build_.is_done("neighbors"):
-                build_.run_singly("pairs", pair_task, pairs_of_shards(work, n))
-            build_.run_blocks("neighbors", neighbors_task)
-            remove(work / "pairs")  # larger than all that comes after
-            graph = {work / "graph" / "summary.json": n}
-            if not all(path.exists() for path in graph):
-                build_.run_singly("lists", lists_task, [{work / "lists" / "sims.npy": n}])
-                build_.run_blocks("edges", edges_task)
-            build_.run_singly("graph", graph_task, [graph])
-            remove(work / "lists")
-            remove(work / "edges")
-            build_.run_blocks("columns", columns_task)
-            manifest = _assemble(build_, params, images, pictures)
+            run_stages(build_, params)
+            manifest = assemble(build_, params, images, pictures)
+            write_manifest(build_.index, manifest)
             publish(work, final, force)
     except OSError as error:
         raise BuildInterrupted(
@@ -152,92 +113,6 @@ def build(
         resumed=build_.resumed,
         seconds=build_.seconds,
     )
-
-
-def _silent(_stage: str, _done: int, _total: int) -> None:
-    """The progress of a build that nobody watches."""
-
-
-class _Build:
-    """One build under way: where it works, who works, and what has been done."""
-
-    def __init__(self, work: Path, n: int, pool: Executor, progress: Progress) -> None:
-        self.work, self.n, self.pool, self.progress = work, n, pool, progress
-        self.resumed = 0
-        self.seconds: dict[str, float] = {}
-
-    @property
-    def index(self) -> Path:
-        """The directory that becomes the index."""
-        return self.work / "index"
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Report the begin and the end of a stage, and time it."""
-        started = time.perf_counter()
-        self.progress(name, 0, self.n)
-        yield
-        self.progress(name, self.n, self.n)
-        self.seconds[name] = time.perf_counter() - started
-
-    def run_blocks(self, stage: str, task: Callable[[str, int, int], None]) -> None:
-        """Run the task for each block that is not yet done."""
-        with self.stage(stage):
-            (self.work / stage).mkdir(exist_ok=True)
-            rows, done = block_rows(self.n), 0
-            pending: dict[Future[None], int] = {}
-            with _none_left_running(pending):
-                for start in block_starts(self.n):
-                    stop = min(start + rows, self.n)
-                    if block_path(self.work, stage, start).exists():
-                        self.resumed += 1
-                        done += stop - start
-                    else:
-                        pending[self.pool.submit(task, str(self.work), start, stop)] = stop - start
-                self.progress(stage, done, self.n)
-                for future in as_completed(pending):
-                    future.result()
-                    done += pending[future]
-                    self.progress(stage, done, self.n)
-
-    def is_done(self, stage: str) -> bool:
-        """Whether all blocks of a stage are there."""
-        return all(block_path(self.work, stage, start).exists() for start in block_starts(self.n))
-
-    def run_singly(self, stage: str, task: Callable[[str, Any], None], rounds: Sequence[Mapping[Path, Any]]) -> None:
-        """Run a task with each argument whose result, the last file it writes, is not there; one round after another.
-
-        Tasks do not stand for rows, so progress is their share of all.
-        """
-        with self.stage(stage):
-            (self.work / stage).mkdir(exist_ok=True)
-            done, total = 0, sum(len(results) for results in rounds)
-            for results in rounds:
-                pending: list[Future[None]] = []
-                with _none_left_running(pending):
-                    for path, argument in results.items():
-                        if path.exists():
-                            self.resumed += stage == "pairs"  # as much work as a block
-                            done += 1
-                        else:
-                            pending.append(self.pool.submit(task, str(self.work), argument))
-                    for future in as_completed(pending):
-                        future.result()
-                        done += 1
-                        if done < total:  # `stage` reports the end
-                            self.progress(stage, self.n * done // total, self.n)
-
-
-@contextlib.contextmanager
-def _none_left_running(futures: Collection[Future[None]]) -> Iterator[None]:
-    """Let no task outlive a build that failed: it could write into the next one, which may have another plan."""
-    try:
-        yield
-    except BrokenExecutor:
-        raise  # the pool is ending its futures itself; to cancel one meanwhile would make it stumble
-    except BaseException:
-        wait([future for future in futures if not future.cancel()])
-        raise
 
 
 def _fitting(jobs: int | None, memory: float | None, features: NDArray[Any], params: Params) -> int | None:
@@ -282,7 +157,7 @@ def _plan(
 
 
 def _write_inputs(
-    build_: _Build,
+    build_: Stages,
     features: NDArray[Any],
     params: Params,
     owners: NDArray[np.int32] | None,
@@ -308,31 +183,3 @@ def _write_inputs(
             write_array(index / "item_offsets.npy", offsets)
         # Last: this is the file that says that the stage is done.
         write_blocks(index / "features.npy", np.float32, (n, dimensions), unit_blocks(features, "features", whitening))
-
-
-def _assemble(build_: _Build, params: Params, images: int, pictures: dict[str, Any] | None) -> Manifest:
-    """Join the blocks of columns, and describe the whole in a manifest."""
-    with build_.stage("index"):
-        index, n = build_.index, build_.n
-        for left_behind in index.glob(f".*{UNFINISHED}"):
-            left_behind.unlink()  # by a worker that was killed, and whose task another one did
-        joined = join_columns(build_.work, n)
-        if params.pool == "sum" and (index / "owners.npy").exists():
-            image_task(str(build_.work), images)
-        manifest = Manifest(
-            created_by=f"suffuse {__version__}",
-            params=params,
-            counts={
-                "elements": n,
-                "images": images,
-                "dimensions": map_array(index / "features.npy").array.shape[1],
-                "entries": joined.entries,
-                "unconverged": joined.unconverged,
-            },
-            graph=json.loads((build_.work / "graph" / "summary.json").read_bytes()),
-            files=describe_files(index),
-            pictures=pictures,
-        )
-        write_manifest(index, manifest)
-        sync_directory(index)
-    return manifest

@@ -12,17 +12,19 @@ from numpy.typing import DTypeLike, NDArray
 from suffuse.arrays import blocks_read
 from suffuse.errors import IndexBroken, InvalidInput, InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_owners, check_seeds, unit_rows
-from suffuse.hnsw import nearest_by_hnsw, search_width
+from suffuse.graph import affinity, transition
+from suffuse.hnsw import HnswGraph, nearest_by_hnsw, search_width
+from suffuse.ids import Ids
 from suffuse.items import Items
 from suffuse.kernels.codes import HEAD
 from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.refine import refine_candidates
 from suffuse.manifest import Manifest
 from suffuse.matching import Regions, match_regions, pooling_weights
-from suffuse.neighbors import Features, Neighbors, nearest
+from suffuse.neighbors import Features, Neighbors, joined, nearest, nearest_of_shown
 from suffuse.own_knn import OwnKnn, nearest_by_own
 from suffuse.params import Params
-from suffuse.store import Stored, Transition, is_coded, is_pooled, open_index
+from suffuse.store import Stored, Transition, all_lists, is_coded, is_pooled, open_index
 
 Method = Literal["diffusion", "knn"]
 METHODS = ("diffusion", "knn")
@@ -53,13 +55,15 @@ class Seeds(NamedTuple):
     weights: NDArray[np.float64]
 
 
-class Index:
-    """An open index: read-only, memory-mapped, and safe to search from many threads at once."""
+class Generation:
+    """One generation of an index: read-only, memory-mapped, and safe to search from many threads at once.
+
+    Inside, images and elements go by their places; ids are what callers give and get (`ids.Ids`).
+    """
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
-        # What kernels call columns: indptr, codes and scales, or indptr, rows and values.
-        self._columns = (stored.indptr, *(_kernel_view(mapped.array) for mapped in stored.columns))
+        self._columns = tuple(map(_kernel_view, stored.columns))
         # Whether the last search read links or columns from disk, so that the next one should ask for them beforehand.
         self._links_on_disk = self._columns_on_disk = True
         # What is summed at query time: the regions of images, unless the columns hold images already.
@@ -73,7 +77,17 @@ class Index:
 
     def __len__(self) -> int:
         """The number of images."""
-        return self.manifest.counts["images"]
+        return self.ids.visible
+
+    @property
+    def places(self) -> int:
+        """The number of places for images, those of removed ones too."""
+        return self.ids.count
+
+    @property
+    def ids(self) -> Ids:
+        """The ids of the images, and their places."""
+        return self._stored.ids
 
     @property
     def manifest(self) -> Manifest:
@@ -97,6 +111,11 @@ class Index:
         return self._stored.features
 
     @property
+    def stale(self) -> float:
+        """The share of columns that changes concern and that were not solved again."""
+        return len(self._stored.stale) / len(self.features)
+
+    @property
     def owners(self) -> NDArray[np.int32] | None:
         """The image of each region; None if elements are images."""
         return self._stored.owners
@@ -104,7 +123,31 @@ class Index:
     @property
     def graph(self) -> Transition | None:
         """S, the normalised graph of elements; None unless it was built with `with_graph`."""
-        return self._stored.graph
+        return self._changed_graph if self.manifest.segments else self._stored.graph
+
+    @functools.cached_property
+    def _changed_graph(self) -> Transition | None:
+        """S of an index that was changed, without what was removed; None if that cannot be known."""
+        stored = self._stored
+        if stored.graph is None or stored.lists is None:
+            return None
+        lists = all_lists(stored)
+        if (hidden := self.hidden_elements) is not None:
+            gone = hidden[lists.ids] | hidden[:, None]
+            lists.ids[gone] = np.broadcast_to(np.arange(len(hidden), dtype=np.int32)[:, None], gone.shape)[gone]
+        s = transition(affinity(lists, self.params.gamma))
+        return Transition(s.indptr.view(np.int64), s.indices.view(np.int32), s.weights.astype(np.float32))
+
+    @functools.cached_property
+    def hidden_elements(self) -> NDArray[np.bool_] | None:
+        """(elements,), those of images that were removed or replaced; None if there are none."""
+        hidden, owners = self.ids.hidden.astype(bool), self.owners
+        if not len(hidden):
+            return None
+        if owners is None:
+            return hidden
+        self._check_owners()
+        return hidden[owners]
 
     @property
     def seeds_are_exact(self) -> bool:
@@ -163,26 +206,34 @@ class Index:
         query_ptr, rows = _group(rows, owners)
         top = min(int(top), len(self))
         if method == "knn":
-            return self._plain(rows, query_ptr, top)
-        seeds = min(int(seeds), len(self.features))
+            return self._named(self._plain(rows, query_ptr, top))
+        if not len(self):
+            return Hits(np.zeros((len(query_ptr) - 1, 0), np.int64), np.zeros((len(query_ptr) - 1, 0), np.float32))
         if knn is None:
             y = self._seeds(rows, query_ptr, seeds, None if exact else ef or self._width)
         elif owners is not None:
             raise InvalidParams("knn must be None where queries have owners; find the seeds first, then use combine")
+        elif self.hidden_elements is not None:
+            raise InvalidParams("knn must be None for an index with removed images; compact it first, or use combine")
         else:
-            y = self._weighted(nearest_by_own(knn, queries, rows, self.features, seeds), query_ptr)
+            own = nearest_by_own(knn, queries, rows, self.features, min(int(seeds), len(self.features)))
+            y = self._weighted(own, query_ptr)
         if pooling != "sum":
-            return self._pooled(rows, query_ptr, y, top, pooling)
+            return self._named(self._pooled(rows, query_ptr, y, top, pooling))
         hits, counts = self._diffused(y, top, refine)
         if (counts < top).any():
             self._fill_by_cosine(rows, query_ptr, hits, counts)
-        return hits
+        return self._named(hits)
+
+    def _named(self, hits: Hits) -> Hits:
+        """Hits by their ids instead of their places."""
+        return hits._replace(ids=self.ids.of(hits.ids))
 
     def combine(self, ids: NDArray[Any], sims: NDArray[Any], top: int = 10, *, refine: int | None = None) -> Hits:
         """The `top` best images for queries whose nearest elements are known already: bring your own k-NN.
 
         ids     (m, s), the seeds of each query: elements of this index, as any other search found them; a negative id
-                stands for a place where that search found nothing
+                stands for a place where that search found nothing, and so does that of an image that was removed
         sims    (m, s), their similarities, the larger the nearer; weights are sim ** gamma, zero where sim < 0
         refine  as for `search`
 
@@ -190,13 +241,21 @@ class Index:
         """
         _check_count("top", top)
         refine = self._check_refine(refine)
-        seeds, similar = check_seeds(ids, sims, len(self.features))
+        seeds, similar = check_seeds(
+            ids, sims, len(self.features) if self.owners is not None else self.manifest.next_id
+        )
+        if self.owners is None:
+            places = self.ids.places(seeds)
+            similar, seeds = np.where(places < 0, 0, similar), np.maximum(places, 0)
+        elif (hidden := self.hidden_elements) is not None:
+            similar = np.where(hidden[seeds], 0, similar)
         weights = np.maximum(similar, 0) ** self.params.gamma
-        y = Seeds(np.arange(len(seeds) + 1, dtype=np.int64) * seeds.shape[1], seeds.ravel(), weights.ravel())
+        starts = np.arange(len(seeds) + 1, dtype=np.int64) * seeds.shape[1]
+        y = Seeds(starts, seeds.astype(np.int32).ravel(), weights.ravel())
         hits, counts = self._diffused(y, min(int(top), len(self)), refine)
         if (counts < hits.ids.shape[1]).any():
             hits.ids[np.arange(hits.ids.shape[1]) >= counts[:, None]] = -1
-        return hits
+        return self._named(hits)
 
     def _check_refine(self, refine: int | None) -> int:
         possible = self.owners is None or self._stored.images is not None
@@ -232,7 +291,7 @@ class Index:
     @functools.cached_property
     def _width(self) -> int | None:
         """Candidates of an approximate search for seeds; None where there are no links to search by."""
-        return None if self._stored.hnsw is None else search_width(len(self.features))
+        return None if self._stored.hnsw is None else search_width(len(self._stored.hnsw.links))
 
     def _seeds(
         self,
@@ -246,14 +305,32 @@ class Index:
 
         `sims` gives the similarities of all rows and elements, for a search that needs them; unless it is None.
         """
-        graph = self._stored.hnsw
-        if width is None or graph is None:
-            found = nearest(rows, self.features, seeds, None if sims is None else sims())
-        else:
-            before = blocks_read()
-            found = nearest_by_hnsw(rows, self.features, graph, seeds, width, fetch=self._links_on_disk)
-            self._links_on_disk = blocks_read() != before
-        return self._weighted(found, query_ptr)
+        known: list[NDArray[np.float32]] = []
+
+        def find(count: int) -> Neighbors:
+            if width is not None and self._stored.hnsw is not None:
+                return self._nearest_by_links(rows, self._stored.hnsw, count, width)
+            if sims is not None and not known:
+                known.append(sims())
+            return nearest(rows, self.features, count, known[0] if known else None)
+
+        return self._weighted(self._shown(find, seeds), query_ptr)
+
+    def _shown(self, find: Callable[[int], Neighbors], count: int) -> Neighbors:
+        """What a search finds, without elements that were removed."""
+        hidden = self.hidden_elements
+        return find(min(count, len(self.features))) if hidden is None else nearest_of_shown(find, hidden, count)
+
+    def _nearest_by_links(self, rows: Features, links: HnswGraph, count: int, width: int) -> Neighbors:
+        """By the links of the base; what was added since has none, and is compared with every query."""
+        linked = len(links.links)
+        before = blocks_read()
+        found = nearest_by_hnsw(rows, self.features[:linked], links, count, width, fetch=self._links_on_disk)
+        self._links_on_disk = blocks_read() != before
+        if linked == len(self.features):
+            return found
+        added = nearest(rows, self.features[linked:], count)
+        return joined(found, added._replace(ids=added.ids + np.int32(linked)), count)
 
     def _weighted(self, found: Neighbors, query_ptr: NDArray[np.int64]) -> Seeds:
         weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
@@ -269,11 +346,13 @@ class Index:
             y = Seeds(np.array([0, last - first]), ids[first:last], weights[first:last])
             found, f, reached = self._combine(y, len(self.features), by_element=True)
             regions, f = found[0, : reached[0]], f[0, : reached[0]].astype(np.float64)
-            scores = np.zeros(len(self))
+            scores = np.zeros(self.places)
             if pooling == "max":
                 np.maximum.at(scores, self.owners[regions], f)
             else:
                 np.add.at(scores, self.owners[regions], self._pooling_weights[regions] * f)
+            if len(self.ids.hidden):
+                scores[self.ids.hidden != 0] = 0
             order = np.lexsort((np.arange(len(scores)), -scores))[:top]
             counts[q] = int((scores[order] > 0).sum())
             hits.ids[q], hits.scores[q] = order, np.maximum(scores[order], 0)
@@ -283,7 +362,7 @@ class Index:
     @functools.cached_property
     def _pooling_weights(self) -> NDArray[np.float64]:
         assert self.owners is not None
-        return pooling_weights(Regions(self.features, self.owners, len(self)))
+        return pooling_weights(Regions(self.features, self.owners, self.places))
 
     def _combine(
         self, y: Seeds, top: int, *, by_element: bool = False
@@ -295,17 +374,17 @@ class Index:
         stored = self._stored
         before = blocks_read()
         if self._columns_on_disk:
-            ranges = list(zip(stored.indptr[y.ids].tolist(), stored.indptr[y.ids + 1].tolist(), strict=True))
-            # Scales are small enough to come by themselves.
-            for array in stored.columns[:1] if is_coded(stored) else stored.columns:
+            starts, stops = stored.columns.starts[y.ids], stored.columns.stops[y.ids]
+            ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
+            for array in stored.column_maps:
                 array.will_need(ranges)
         m = len(y.query_ptr) - 1
         ids, scores = np.zeros((m, top), np.int64), np.zeros((m, top), np.float32)
         counts = np.empty(m, np.int64)
         combine_columns(
             y.query_ptr, y.ids.view(np.uint32), y.weights, *self._columns,
-            self._owners[:0] if by_element else self._owners, len(self.features) if by_element else len(self),
-            ids, scores, counts,
+            self._owners[:0] if by_element else self._owners, self.ids.hidden[:0] if by_element else self.ids.hidden,
+            len(self.features) if by_element else self.places, ids, scores, counts,
         )  # fmt: skip
         self._columns_on_disk = blocks_read() != before
         if (least := counts.min()) < 0:
@@ -319,12 +398,12 @@ class Index:
         stored = self._stored
         own, depth = self._columns, REFINE_DEPTH
         if stored.images is not None:
-            own, depth = tuple(map(_kernel_view, stored.images)), len(self)
+            own, depth = tuple(map(_kernel_view, stored.images)), self.places
         sound = np.empty_like(counts)
         # Where there is a second look, columns hold images.
         refine_candidates(
             y.query_ptr, y.ids.view(np.uint32), y.weights, *self._columns, *own,
-            counts, len(self), depth, stored.images is not None, *hits, sound,
+            counts, self.places, depth, stored.images is not None, *hits, sound,
         )  # fmt: skip
         if (least := sound.min()) < 0:
             raise _broken(least, "the columns of candidates are damaged")
@@ -332,18 +411,24 @@ class Index:
     def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
         """The ranking by cosine, without diffusion."""
         if self.owners is None and len(query_ptr) == len(rows) + 1:
-            found = nearest(rows, self.features, top)
+            found = self._shown(lambda count: nearest(rows, self.features, count), top)
             return Hits(found.ids.astype(np.int64), found.sims)
         sims = np.stack([self._image_similarities(rows[a:b]) for a, b in itertools.pairwise(query_ptr)])
         order = np.lexsort((np.broadcast_to(np.arange(sims.shape[1]), sims.shape), -sims), axis=1)[:, :top]
         return Hits(order.astype(np.int64), np.take_along_axis(sims, order, axis=1))
 
     def _image_similarities(self, regions: Features) -> NDArray[np.float32]:
-        """R-match of one query's regions with every image."""
+        """R-match of one query's regions with every image; removed ones come last."""
+        self._check_owners()
+        sims = match_regions(regions, self.features, self.owners, self.places)
+        if len(self.ids.hidden):
+            sims[self.ids.hidden != 0] = -np.inf
+        return sims
+
+    def _check_owners(self) -> None:
         owners = self.owners
-        if owners is not None and not 0 <= owners.min() <= owners.max() < len(self):
+        if owners is not None and not 0 <= owners.min() <= owners.max() < self.places:
             raise IndexBroken("owners.npy holds ids that do not exist; run suffuse verify, then copy the index again")
-        return match_regions(regions, self.features, owners, len(self))
 
     def _fill_by_cosine(
         self, rows: Features, query_ptr: NDArray[np.int64], hits: Hits, counts: NDArray[np.int64]

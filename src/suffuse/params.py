@@ -25,6 +25,7 @@ _BEFORE = {
     "probes": 32,
     "ef": 128,
     "with_graph": False,
+    "with_lists": False,
 }
 
 # Column ids are stored as int32, so no support can hold more elements than that.
@@ -56,6 +57,8 @@ class Params:
     probes      cells that "cells" and "ivfadc" visit, of round(sqrt(n)); more find more
     ef          candidates that HNSW keeps while it searches for the graph or for supports, k at least; more find more
     with_graph  the index holds the graph, too (8 bytes an edge and end), so that chains through it can be shown
+    with_lists  the index holds the k-NN lists, too (8 bytes a neighbour), so that it can be added to without a search
+                of everything
     """
 
     k: int = 50
@@ -76,6 +79,7 @@ class Params:
     probes: int = 32
     ef: int = 128
     with_graph: bool = False
+    with_lists: bool = True
 
     def __post_init__(self) -> None:
         _whole("k", self.k, least=2)
@@ -101,8 +105,9 @@ class Params:
         _one_of("support_search", self.support_search, ("exact", "ivfadc", "hnsw"))
         _whole("probes", self.probes, least=1)
         _whole("ef", self.ef, least=1)
-        if not isinstance(self.with_graph, bool):
-            raise _refuse("with_graph", self.with_graph, "True or False")
+        for name in ("with_graph", "with_lists"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise _refuse(name, value, "True or False")
         for field in dataclasses.fields(self):
             # numpy's numbers are welcome, but a manifest holds plain ones.
             value = getattr(self, field.name)

@@ -10,8 +10,10 @@ import math
 import pickle
 import pickletools
 import re
+import reprlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +22,12 @@ from suffuse.errors import InvalidInput
 # Truth values, numbers and strings of a fixed size, as numpy writes them; no objects, no records.
 _PLAIN_TYPE = re.compile(r"(b1|i[1248]|u[1248]|f[248]|c8|c16|[SU]\d{1,6})")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+_MOST_AXES = 64  # of an array of numpy
+# Keys whose hash takes no time: that of a tuple visits its parts, and forty tuples of twice the one before have 2 ** 40.
+_PLAIN_KEYS = (str, bytes, int, float, bool, type(None), np.generic)
+_LARGEST_KEY = 1 << 64  # far larger whole numbers can be chosen to collide
+_SHOWN = reprlib.Repr()
+_SHOWN.maxlevel, _SHOWN.maxstring, _SHOWN.maxother = 2, 80, 80
 
 
 def load(path: str | Path) -> Any:
@@ -47,6 +55,14 @@ def loads(data: bytes, name: str) -> Any:
         # The unpickler has no error of its own for damaged data: most kinds of Python occur.
         words = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InvalidInput(f"{name} cannot be read as a pickle: {words}; download or write it again") from error
+
+
+def shown(value: Any) -> str:
+    """A value of a file as a message shows it: never the whole, which a few shared parts can make endless."""
+    try:
+        return _SHOWN.repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        return f"a {type(value).__name__}"
 
 
 class _StandIn:
@@ -79,10 +95,15 @@ class _Reconstruct(_StandIn):
 
 
 class _Array:
-    """An array; its contents come as a state (version, shape, dtype, is_fortran, bytes)."""
+    """An array; its contents may come as a state (version, shape, dtype, is_fortran, bytes).
+
+    The program of the file never holds the array itself: numpy would do as it says.
+    """
 
     __slots__ = ("value",)
-    value: Any
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, raw = state
@@ -105,13 +126,13 @@ class _Dtype:
 
     def __init__(self, code: Any) -> None:
         if not isinstance(code, str) or not _PLAIN_TYPE.fullmatch(code):
-            raise InvalidInput(f"an array of type {code!r}")
+            raise InvalidInput(f"an array of type {shown(code)}")
         self._code, self._order = code, "="
 
     def __setstate__(self, state: Any) -> None:
         _, order, *complex_parts = state
         if order not in ("<", ">", "|", "=") or any(part is not None for part in complex_parts[:3]):
-            raise InvalidInput(f"an array of records or of odd byte order {order!r}")
+            raise InvalidInput(f"an array of records or of odd byte order {shown(order)}")
         self._order = order  # size, alignment and flags follow from the type: what the file says is not used
 
     def dtype(self) -> np.dtype[Any]:
@@ -135,7 +156,7 @@ class _FromBuffer(_StandIn):
 
     def __call__(self, *arguments: Any) -> Any:
         raw, dtype, shape, order = arguments
-        return _array(raw, dtype, shape, order)
+        return _Array(_array(raw, dtype, shape, order))
 
 
 class _Encode(_StandIn):
@@ -146,7 +167,7 @@ class _Encode(_StandIn):
     def __call__(self, *arguments: Any) -> bytes:
         text, encoding = arguments
         if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-            raise InvalidInput(f"bytes encoded by {encoding!r}")
+            raise InvalidInput(f"bytes encoded by {shown(encoding)}")
         return text.encode("latin1")
 
 
@@ -155,8 +176,8 @@ class _MakeSet(_StandIn):
 
     __slots__ = ()
 
-    def __call__(self, *arguments: Any) -> set[Any]:
-        return set(*arguments)
+    def __call__(self, *arguments: Any) -> Any:
+        return _with_plain_keys(set, *arguments)
 
 
 class _NoBytes(_StandIn):
@@ -180,14 +201,73 @@ _KNOWN = {
 }
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _PlainUnpickler(pickle._Unpickler):
+    """The unpickler that is written in Python: that of C cannot be kept from hashing whatever the file wants hashed."""
+
+    # Of the class above, which no stub describes.
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+    append: Callable[[Any], None]
+
+    def load_setitem(self) -> None:
+        """One key and its value."""
+        value = self.stack.pop()
+        _fill(self.stack[-2], [self.stack.pop(), value])
+
+    def load_setitems(self) -> None:
+        """Keys and values since the mark."""
+        pairs = self.pop_mark()
+        _fill(self.stack[-1], pairs)
+
+    def load_additems(self) -> None:
+        """Elements of a set since the mark."""
+        items = self.pop_mark()
+        if type(self.stack[-1]) is not set:
+            raise InvalidInput("elements for something that is no set")
+        self.stack[-1].update(_with_plain_keys(set, items))
+
+    def load_frozenset(self) -> None:
+        """A frozen set of what came since the mark."""
+        self.append(_with_plain_keys(frozenset, self.pop_mark()))
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+        pickle.ADDITEMS[0]: load_additems,
+        pickle.FROZENSET[0]: load_frozenset,
+    }
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _KNOWN:
             raise InvalidInput(f"it names {module}.{name}, which is not plain data")
         return _KNOWN[module, name]()
 
     def persistent_load(self, pid: Any) -> Any:
-        raise InvalidInput(f"it refers to something outside of the file, {pid!r}")
+        raise InvalidInput(f"it refers to something outside of the file, {shown(pid)}")
+
+
+def _fill(target: Any, pairs: list[Any]) -> None:
+    """Add keys and values, which alternate, to a dictionary."""
+    if type(target) is not dict or len(pairs) % 2:
+        raise InvalidInput("entries for something that is no dictionary")
+    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+        target[_plain_key(key)] = value
+
+
+def _with_plain_keys(kind: type[Any], items: Any = ()) -> Any:
+    """A set or frozen set of a list of keys."""
+    if not isinstance(items, list | tuple):
+        raise InvalidInput(f"a set of {shown(items)}")
+    return kind(_plain_key(item) for item in items)
+
+
+def _plain_key(key: Any) -> Any:
+    parts = key if type(key) is tuple else (key,)
+    for part in parts:
+        if not isinstance(part, _PLAIN_KEYS) or (type(part) is int and abs(part) > _LARGEST_KEY):
+            raise InvalidInput(f"a key {shown(key)}")
+    return key
 
 
 def _array(raw: Any, dtype: Any, shape: Any, order: Any) -> Any:
@@ -197,8 +277,9 @@ def _array(raw: Any, dtype: Any, shape: Any, order: Any) -> Any:
     if not isinstance(dtype, _Dtype) or not isinstance(raw, bytes | bytearray) or order not in ("C", "F"):
         raise InvalidInput("an array that does not consist of bytes")
     plain = dtype.dtype()
-    if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
-        raise InvalidInput(f"an array of shape {shape!r}")
+    fits = isinstance(shape, tuple) and len(shape) <= _MOST_AXES
+    if not fits or not all(type(side) is int and 0 <= side < 1 << 63 for side in shape):
+        raise InvalidInput(f"an array of shape {shown(shape)}")
     if plain.itemsize == 0 or math.prod(shape) * plain.itemsize != len(raw):
         raise InvalidInput(f"an array of shape {shape} and type {plain} in {len(raw)} bytes")
     return np.frombuffer(raw, plain).reshape(shape, order=order).copy(order=order)
@@ -207,6 +288,8 @@ def _array(raw: Any, dtype: Any, shape: Any, order: Any) -> Any:
 def _settle(value: Any, settled: dict[int, Any]) -> Any:
     """The same containers with arrays in place of stand-ins; `settled` holds what is done, by identity."""
     if isinstance(value, _Array):
+        if value.value is None:
+            raise InvalidInput("an array without contents")
         return value.value
     if not isinstance(value, list | tuple | dict | set | frozenset):
         if isinstance(value, _StandIn | _Dtype):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from suffuse.errors import InvalidInput, InvalidParams
 from suffuse.neighbors import Features, Lists, similarities, unpacked
-from suffuse.online import METHODS, Hits, Index, Method, Seeds
+from suffuse.online import METHODS, Generation, Hits, Method, Seeds
 
 # How much a picture that is not wanted counts against one that is. At 1 a single one outweighs what it shares with the
 # wanted ones; at 0 it is only left out.
@@ -27,7 +27,7 @@ NEGATIVE = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What is looked for: vectors in the space of the index, and pictures of it that are wanted or not."""
+    """What is looked for: vectors in the space of the index, and the places of pictures that are wanted or not."""
 
     vectors: Features  # (v, d)
     positive: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class Likeness:
     `Index.search`; the vectors of a query to an index of regions are one picture.
     """
 
-    def __init__(self, index: Index, query: Wanted) -> None:
+    def __init__(self, index: Generation, query: Wanted) -> None:
         self._index, self._query = index, query
 
     def compute(self) -> None:
@@ -88,24 +88,22 @@ class Likeness:
 
 
 def wanted(
-    index: Index, positive: Sequence[int] = (), negative: Sequence[int] = (), vectors: Features | None = None
+    index: Generation, positive: Sequence[int] = (), negative: Sequence[int] = (), vectors: Features | None = None
 ) -> Wanted:
-    """Pictures by id, checked, and vectors that `Index.prepare` made."""
+    """Pictures by id, checked, and vectors that `prepare` made; from here on pictures go by their places."""
     rows = np.empty((0, index.features.shape[1]), np.float32) if vectors is None else vectors
     for id in (*positive, *negative):
-        if not 0 <= id < len(index):
-            raise InvalidInput(f"there is no image {id}; ids go from 0 to {len(index) - 1}")
-        if not len(elements(index, id)):
+        if not len(elements(index, index.ids.place(id))):
             raise InvalidInput(f"image {id} has no regions to search by; choose another")
     if both := sorted(set(positive) & set(negative)):
         raise InvalidInput(f"image {both[0]} is both wanted and not wanted; choose one")
     if not len(rows) and not positive:
         raise InvalidInput("nothing is wanted; give at least one positive image or vector")
-    return Wanted(rows, tuple(dict.fromkeys(positive)), tuple(dict.fromkeys(negative)))
+    return Wanted(rows, *(tuple(map(index.ids.place, dict.fromkeys(ids))) for ids in (positive, negative)))
 
 
 def search(
-    index: Index,
+    index: Generation,
     query: Wanted,
     top: int = 10,
     seeds: int = 10,
@@ -120,7 +118,7 @@ def search(
     seeds    nearest elements of each vector whose columns are summed
     method   "diffusion"; or "knn": by similarity alone, see `Likeness`
     refine   as for `Index.search`; with pictures that are not wanted see `_second_look`
-    allowed  (images,), which images may be hits: others are dropped before the second look, so it looks at these only
+    allowed  (places,), which images may be hits: others are dropped before the second look, so it looks at these only
     likeness of this query, where the same one is searched for several times
     """
     for name, value in (("top", top), ("seeds", seeds)):
@@ -128,40 +126,48 @@ def search(
             raise InvalidParams(f"{name} must be a whole number of at least 1, got {value!r}")
     if method not in METHODS:
         raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    hits = np.ones(len(index), bool) if allowed is None else allowed.copy()
+    hits = np.ones(index.places, bool) if allowed is None else allowed.copy()
+    if len(index.ids.hidden):
+        hits &= index.ids.hidden == 0
     hits[[*query.positive, *query.negative, *query.left_out]] = False
     likeness = likeness or Likeness(index, query)
     if method == "knn":
-        return _nearest(likeness, top, hits)
+        return _named(index, _nearest(likeness, top, hits))
     found = _diffused(index, start(index, query, seeds, likeness), index._check_refine(refine), hits)
     if len(found.ids) >= top:
-        return Found(found.ids[:top], found.scores[:top])
+        return _named(index, Found(found.ids[:top], found.scores[:top]))
     hits[found.ids] = False
     rest = _nearest(likeness, top - len(found.ids), hits)
-    return Found(np.concatenate([found.ids, rest.ids]), np.concatenate([found.scores, np.zeros_like(rest.scores)]))
+    scores = np.concatenate([found.scores, np.zeros_like(rest.scores)])
+    return _named(index, Found(np.concatenate([found.ids, rest.ids]), scores))
 
 
-def start(index: Index, query: Wanted, seeds: int, likeness: Likeness | None = None) -> Start:
+def _named(index: Generation, found: Found) -> Found:
+    """Images by their ids instead of their places."""
+    return found._replace(ids=index.ids.of(found.ids))
+
+
+def start(index: Generation, query: Wanted, seeds: int, likeness: Likeness | None = None) -> Start:
     """y: the seeds of every vector of the query, wanted ones first; an element may occur for several vectors."""
     rows = [query.vectors, *(index.features[elements(index, id)] for id in (*query.positive, *query.negative))]
     unwanted = sum(len(part) for part in rows[len(rows) - len(query.negative) :]) if query.negative else 0
     together = np.ascontiguousarray(np.concatenate(rows))
-    count = min(seeds, len(index.features))
     # One vector is its own direction.
     known = likeness.as_row if likeness is not None and len(together) == 1 and index.owners is None else None
-    found = index._seeds(together, np.arange(len(together) + 1, dtype=np.int64), count, index._width, known)
+    found = index._seeds(together, np.arange(len(together) + 1, dtype=np.int64), seeds, index._width, known)
+    count = int(found.query_ptr[1])
     # Seeds.weights is sim ** gamma, so this is the similarity, clipped at zero.
     sims = (found.weights ** (1 / index.params.gamma)).astype(np.float32)
     signs = np.repeat([1.0, -NEGATIVE], [(len(together) - unwanted) * count, unwanted * count])
     return Start(found.ids, sims, signs * found.weights)
 
 
-def elements(index: Index, image: int) -> NDArray[np.int64]:
-    """The elements of an image: itself, or its regions."""
+def elements(index: Generation, image: int) -> NDArray[np.int64]:
+    """The elements of the image at a place: itself, or its regions."""
     return np.array([image]) if index.owners is None else np.flatnonzero(index.owners == image)
 
 
-def _diffused(index: Index, y: Start, refine: int, hits: NDArray[np.bool_]) -> Found:
+def _diffused(index: Generation, y: Start, refine: int, hits: NDArray[np.bool_]) -> Found:
     """All images with a sum above zero that may be hits, best first."""
     found = _sums(index, y.ids, y.weights)
     keep = hits[found.ids]
@@ -177,7 +183,7 @@ def _diffused(index: Index, y: Start, refine: int, hits: NDArray[np.bool_]) -> F
     )
 
 
-def _second_look(index: Index, y: Start, candidates: NDArray[np.int64]) -> Found:
+def _second_look(index: Generation, y: Start, candidates: NDArray[np.int64]) -> Found:
     """The candidates by cos(f, c_j), as `Index.search` ranks them; those that are not above zero are dropped.
 
     The kernel takes sums that are nowhere negative: it reads a negative cosine as damage, and takes roots in an index
@@ -193,7 +199,7 @@ def _second_look(index: Index, y: Start, candidates: NDArray[np.int64]) -> Found
         # Squares of roots are the sums themselves.
         power = 2 if index.owners is None else 1
         lengths = [float((part.scores.astype(np.float64) ** power).sum()) ** 0.5 for part in (plus, minus)]
-        f = np.zeros(len(index))
+        f = np.zeros(index.places)
         f[plus.ids] += plus.scores
         f[minus.ids] -= minus.scores
         length = float((np.abs(f) ** power).sum()) ** 0.5
@@ -204,7 +210,9 @@ def _second_look(index: Index, y: Start, candidates: NDArray[np.int64]) -> Found
     return Found(candidates[order], scores[order])
 
 
-def _cosines(index: Index, y: Start, candidates: NDArray[np.int64], part: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _cosines(
+    index: Generation, y: Start, candidates: NDArray[np.int64], part: NDArray[np.bool_]
+) -> NDArray[np.float64]:
     """cos(f, c_j) of each candidate, where f is the sum over a part of y, without signs."""
     found = Hits(candidates[None].copy(), np.zeros((1, len(candidates)), np.float32))
     index._refine(_seeds(y.ids[part], np.abs(y.weights[part])), found, np.array([len(candidates)]))
@@ -213,11 +221,11 @@ def _cosines(index: Index, y: Start, candidates: NDArray[np.int64], part: NDArra
     return cosines
 
 
-def _sums(index: Index, ids: NDArray[np.int32], weights: NDArray[np.float64]) -> Found:
+def _sums(index: Generation, ids: NDArray[np.int32], weights: NDArray[np.float64]) -> Found:
     """f of these seeds, all that is above zero, largest first."""
-    indptr = index._stored.indptr
+    columns = index._stored.columns
     # A column has no more entries than numbers or bytes that it takes.
-    room = min(len(index), int((indptr[ids + 1] - indptr[ids]).sum()))
+    room = min(index.places, int((columns.stops[ids] - columns.starts[ids]).sum()))
     found, scores, counts = index._combine(_seeds(ids, weights), max(room, 1))
     return Found(found[0, : counts[0]], scores[0, : counts[0]])
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.arrays import Mapped, map_array, sha256_of
-from suffuse.codes import Codes, decode
-from suffuse.diffusion import Entries
+from suffuse.arrays import Mapped, map_array, map_extended, sha256_of
+from suffuse.codes import Held, plain
 from suffuse.errors import IndexBroken
 from suffuse.features import Whitening
 from suffuse.hnsw import HnswGraph
+from suffuse.ids import Ids
 from suffuse.items import Items
 from suffuse.manifest import (
     ARRAY_TYPES,
@@ -20,11 +20,15 @@ from suffuse.manifest import (
     HNSW_FILES,
     IMAGE_FILES,
     ITEMS_FILE,
+    LIST_FILES,
     MANIFEST,
     Manifest,
+    base_of,
     column_files,
     read_manifest,
 )
+from suffuse.neighbors import Neighbors
+from suffuse.segments import Segment, empty_segment, merged, read_segments
 
 # Columns whose ids are checked at a time.
 _VERIFY_BLOCK = 4096
@@ -38,46 +42,129 @@ class Transition(NamedTuple):
     weights: NDArray[np.float32]
 
 
+class StoredLists(NamedTuple):
+    """The k-NN lists of the base, and those that changes made, which take their place or come behind them."""
+
+    ids: NDArray[np.int32]  # (n, min(k, n)), of the base
+    sims: NDArray[np.float32]
+    changed: NDArray[np.int32]  # (c,), elements whose lists follow
+    changed_ids: NDArray[np.int32]  # (c, k)
+    changed_sims: NDArray[np.float32]
+
+
 class Stored(NamedTuple):
-    """An open index: arrays over memory maps."""
+    """An open index: arrays over memory maps, with its changes laid over them."""
 
     manifest: Manifest
     features: NDArray[np.float32]
-    indptr: NDArray[np.int64]
-    columns: tuple[Mapped, Mapped]  # codes and scales if params.values is "uint8", else rows and values
+    columns: Held  # (codes and scales if params.values is "uint8", else rows and values)
+    column_maps: tuple[Mapped, ...]  # the maps under the arrays of columns that a search reads from disk
     owners: NDArray[np.int32] | None
-    images: Entries | None  # what the second look compares with, where elements are regions
-    hnsw: HnswGraph | None  # where seeds are searched by it
-    graph: Transition | None  # where chains through it are to be shown
+    images: Held | None  # what the second look compares with, where elements are regions
+    hnsw: HnswGraph | None  # of the base, where seeds are searched by it
+    graph: Transition | None  # of the base, where chains through it are to be shown
+    lists: StoredLists | None  # where the index holds them
     whitening: Whitening | None
+    ids: Ids
     items: Items
+    stale: NDArray[np.int32]  # elements whose columns changes concern that did not solve them again
 
 
 def open_index(directory: str | Path) -> Stored:
-    """Map every file and check that types and shapes fit each other; reads no data, so it is immediate."""
+    """Map every file and check that types and shapes fit each other; reads no data but changes, so it is immediate."""
     directory = Path(directory)
     manifest = read_manifest(directory)
-    mapped = {name: _open_array(directory, name, manifest) for name in manifest.files if name in ARRAY_TYPES}
+    while True:
+        try:
+            return _open(directory, manifest)
+        except IndexBroken:
+            # A writer may have finished meanwhile, and removed what the next generation does not need.
+            before, manifest = manifest, read_manifest(directory)
+            if manifest.generation == before.generation:
+                raise
+
+
+def _open(directory: Path, manifest: Manifest) -> Stored:
+    base = base_of(directory, manifest)
+    segments, extent = read_segments(directory, manifest)
+    mapped = {name: _open_array(base, name, manifest) for name in manifest.files if name in ARRAY_TYPES}
     arrays = {name: entry.array for name, entry in mapped.items()}
     _check_fit(manifest, arrays)
     whitening = None
     if "whitening_mean.npy" in arrays:
         whitening = Whitening(arrays["whitening_mean.npy"], arrays["whitening_projection.npy"])
-    first, second = (mapped[name] for name in column_files(manifest.params))
-    first.expect_random_access()
-    second.expect_random_access()
+    more = merged([empty_segment(manifest.params, manifest.counts["dimensions"]), *segments])
+
+    def extended(name: str, rows: NDArray[Any]) -> Mapped:
+        return map_extended(base / name, rows) if len(rows) else mapped[name]
+
+    coded = manifest.params.values == "uint8"
+    entries, values = column_files(manifest.params)
+    column_maps = [extended(entries, more.column_entries)]
+    if coded:
+        numbers = _overlaid(arrays[values], more.column_of, more.column_values, extent.elements)
+    else:
+        column_maps.append(extended(values, more.column_values))
+        numbers = column_maps[1].array
+    for array in column_maps:
+        array.expect_random_access()
+    spans = _spans(arrays["indptr.npy"], more.column_of, more.column_indptr, extent.elements)
+    images = None
+    if "image_rows.npy" in arrays:
+        vectors = (extended(IMAGE_FILES[1], more.image_rows), extended(IMAGE_FILES[2], more.image_values))
+        of_images = _spans(arrays[IMAGE_FILES[0]], more.image_of, more.image_indptr, extent.images)
+        images = Held(*of_images, *(mapping.array for mapping in vectors))
+    ids = _ids(arrays.get("ids.npy"), more, extent.images)
     return Stored(
         manifest=manifest,
-        features=arrays["features.npy"],
-        indptr=arrays["indptr.npy"],
-        columns=(first, second),
-        owners=arrays.get("owners.npy"),
-        images=Entries(*(arrays[name] for name in IMAGE_FILES)) if "image_rows.npy" in arrays else None,
+        features=extended("features.npy", more.features).array,
+        columns=Held(*spans, column_maps[0].array, numbers),
+        column_maps=tuple(column_maps),
+        owners=extended("owners.npy", more.owners).array if "owners.npy" in arrays else None,
+        images=images,
         hnsw=_open_hnsw(mapped),
         graph=Transition(*(arrays[name] for name in GRAPH_FILES)) if manifest.params.with_graph else None,
+        lists=_lists(arrays, more) if manifest.params.with_lists else None,
         whitening=whitening,
-        items=_open_items(directory, manifest, arrays.get("item_offsets.npy")),
+        ids=ids,
+        items=_open_items(base, manifest, arrays.get("item_offsets.npy"), more, ids),
+        stale=more.stale,
     )
+
+
+def _lists(arrays: dict[str, NDArray[Any]], more: Segment) -> StoredLists:
+    ids, sims = (arrays[name] for name in LIST_FILES)
+    return StoredLists(ids, sims, more.list_of, more.list_ids, more.list_sims)
+
+
+def _overlaid(base: NDArray[Any], of: NDArray[np.int32], values: NDArray[Any], count: int) -> NDArray[Any]:
+    """The values of `count` elements: those of the base, but for the elements `of`, which have these."""
+    if len(base) == count and not len(of):
+        return base
+    overlaid = np.zeros(count, base.dtype)
+    overlaid[: len(base)] = base
+    overlaid[of] = values
+    return overlaid
+
+
+def _spans(
+    indptr: NDArray[np.int64], of: NDArray[np.int32], more: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the columns of `count` elements start and stop, if those of the elements `of` lie behind all others."""
+    behind = indptr[-1]
+    return (
+        _overlaid(indptr[:-1], of, more[:-1] + behind, count),
+        _overlaid(indptr[1:], of, more[1:] + behind, count),
+    )
+
+
+def _ids(base: NDArray[np.int64] | None, more: Segment, images: int) -> Ids:
+    hidden = np.zeros(images, np.uint8)
+    hidden[more.removed] = 1
+    if base is None and (more.ids == np.arange(images - len(more.ids), images)).all():
+        return Ids(images, None, hidden)
+    before = np.arange(images - len(more.ids)) if base is None else base
+    return Ids(images, np.concatenate([before, more.ids]), hidden)
 
 
 def _open_hnsw(mapped: dict[str, Mapped]) -> HnswGraph | None:
@@ -89,22 +176,22 @@ def _open_hnsw(mapped: dict[str, Mapped]) -> HnswGraph | None:
 
 def verify(directory: str | Path) -> int:
     """Check every hash, and every id in the columns; returns the number of bytes that were read."""
-    directory = Path(directory)
-    stored = open_index(directory)
-    total = 0
+    stored = open_index(directory)  # which checks segments whole
+    base = base_of(Path(directory), stored.manifest)
+    total = sum(int(segment["bytes"]) for segment in stored.manifest.segments)
     for name, description in stored.manifest.files.items():
-        if (found := sha256_of(directory / name)) != description["sha256"]:
+        if (found := sha256_of(base / name)) != description["sha256"]:
             raise IndexBroken(
                 f"{name} has the hash {found[:12]}..., the manifest says {description['sha256'][:12]}...:"
                 " it was changed or damaged; copy or build the index again"
             )
-        total += description["bytes"]
-    if (np.diff(stored.indptr) < 0).any():
+        total += int(description["bytes"])
+    if (stored.columns.stops < stored.columns.starts).any():
         raise IndexBroken("indptr.npy goes backwards; build the index again")
-    counts = stored.manifest.counts
-    for name, array in (("owners.npy", stored.owners), ("image_rows.npy", stored.images and stored.images.rows)):
+    counts, images = stored.manifest.counts, stored.ids.count
+    for name, array in (("owners.npy", stored.owners), ("image_rows.npy", stored.images and stored.images.entries)):
         if array is not None:
-            _check_ids(name, array, counts["images"])
+            _check_ids(name, array, images)
     if stored.hnsw is not None:
         for name, array in (("hnsw_links.npy", stored.hnsw.links), ("hnsw_upper.npy", stored.hnsw.upper)):
             _check_ids(name, np.maximum(array.ravel(), 0), counts["elements"])  # -1 ends a list
@@ -112,32 +199,53 @@ def verify(directory: str | Path) -> int:
         _check_ids("graph_indices.npy", stored.graph.indices, counts["elements"])
         if (np.diff(stored.graph.indptr) < 0).any():
             raise IndexBroken("graph_indptr.npy goes backwards; build the index again")
-    reach = counts["images" if is_pooled(stored) else "elements"]
+    if stored.lists is not None:
+        _check_ids("list_ids.npy", stored.lists.ids.ravel(), counts["elements"])
+        if not np.isfinite(stored.lists.sims).all():
+            raise IndexBroken("list_sims.npy holds numbers that are not finite; build the index again")
+    ids = stored.ids.shown()
+    if len(ids) and ((np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= stored.manifest.next_id):
+        raise IndexBroken("ids.npy holds an id twice, or one that was never given; build the index again")
+    reach = images if is_pooled(stored) else len(stored.features)
     if is_coded(stored):
         _verify_codes(stored, reach)
     else:
-        _check_ids("rows.npy", stored.columns[0].array, reach)
+        _check_ids("rows.npy", stored.columns.entries, reach)
     return total
 
 
 def _verify_codes(stored: Stored, reach: int) -> None:
-    coded, entries = Codes(stored.indptr, *(mapped.array for mapped in stored.columns)), 0
-    for start in range(0, len(coded.scales), _VERIFY_BLOCK):
-        columns = decode(coded, np.arange(start, min(start + _VERIFY_BLOCK, len(coded.scales))))
-        _check_ids("codes.npy", columns.rows, reach)
-        entries += len(columns.rows)
-    if entries != stored.manifest.counts["entries"]:
+    columns, entries = stored.columns, 0
+    for start in range(0, len(columns.starts), _VERIFY_BLOCK):
+        read = plain(columns, np.arange(start, min(start + _VERIFY_BLOCK, len(columns.starts))))
+        _check_ids("codes.npy", read.rows, reach)
+        entries += len(read.rows)
+    if not stored.manifest.segments and entries != stored.manifest.counts["entries"]:
         raise IndexBroken(
             f"codes.npy holds {entries} entries, {MANIFEST} counts {stored.manifest.counts['entries']};"
             " build the index again"
         )
-    if not (np.isfinite(coded.scales) & (coded.scales >= 0)).all():
+    if not (np.isfinite(columns.values) & (columns.values >= 0)).all():
         raise IndexBroken("scales.npy holds numbers that are no largest entry of a column; build the index again")
 
 
 def _check_ids(name: str, array: NDArray[np.int32], count: int) -> None:
     if len(array) and not 0 <= array.min() <= array.max() < count:
         raise IndexBroken(f"{name} holds an id outside 0..{count - 1}; build the index again")
+
+
+def all_lists(stored: Stored) -> Neighbors:
+    """The k-NN lists of all elements (elements, k), in memory; short ones end as `Neighbors` says."""
+    lists, n, k = stored.lists, len(stored.features), stored.manifest.params.k
+    assert lists is not None
+    ids, sims = np.empty((n, k), np.int32), np.zeros((n, k), np.float32)
+    ids[:] = np.arange(n, dtype=np.int32)[:, None]
+    base, width = lists.ids.shape
+    ids[:base, :width], sims[:base, :width] = lists.ids, lists.sims
+    ids[lists.changed], sims[lists.changed] = lists.changed_ids, lists.changed_sims
+    if not 0 <= ids.min(initial=0) <= ids.max(initial=0) < n:
+        raise IndexBroken("list_ids.npy holds an id that does not exist; run suffuse verify, then copy the index again")
+    return Neighbors(ids, sims)
 
 
 def is_coded(stored: Stored) -> bool:
@@ -180,6 +288,9 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         "item_offsets.npy": (images + 1,),
         "image_indptr.npy": (images + 1,),
         "graph_indptr.npy": (n + 1,),
+        "list_ids.npy": (n, min(n, manifest.params.k)),
+        "list_sims.npy": (n, min(n, manifest.params.k)),
+        "ids.npy": (images,),
     }
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
@@ -210,6 +321,11 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
             f" {len(HNSW_FILES)} files of links; copy or build the index again"
         )
     _check_graph(manifest, arrays)
+    if sum(name in arrays for name in LIST_FILES) != (len(LIST_FILES) if manifest.params.with_lists else 0):
+        raise IndexBroken(
+            f"{MANIFEST} has with_lists={manifest.params.with_lists}, which does not fit the files that it names;"
+            " copy or build the index again"
+        )
     mean, projection = arrays.get("whitening_mean.npy"), arrays.get("whitening_projection.npy")
     if mean is projection is None and manifest.params.whiten is not None:
         raise IndexBroken(
@@ -239,22 +355,30 @@ def _check_graph(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
             )
 
 
-def _open_items(directory: Path, manifest: Manifest, offsets: NDArray[np.int64] | None) -> Items:
-    images = manifest.counts["images"]
+def _open_items(base: Path, manifest: Manifest, offsets: NDArray[np.int64] | None, more: Segment, ids: Ids) -> Items:
     if (offsets is None) != (ITEMS_FILE not in manifest.files):
         raise IndexBroken(f"only one of {ITEMS_FILE} and item_offsets.npy is there; copy or build the index again")
-    if offsets is None:
-        return Items(images, None, None)
-    path = directory / ITEMS_FILE
+    text = None if offsets is None else _map_text(base, manifest, int(offsets[-1]))
+    if len(more.item_text):
+        if offsets is None:
+            offsets = np.zeros(manifest.counts["images"] + 1, np.int64)
+        offsets = np.concatenate([offsets, more.item_offsets[1:] + offsets[-1]])
+    elif offsets is not None and len(more.ids):
+        offsets = np.concatenate([offsets, np.repeat(offsets[-1:], len(more.ids))])
+    return Items(ids, text, offsets, memoryview(more.item_text.tobytes()))
+
+
+def _map_text(base: Path, manifest: Manifest, end: int) -> memoryview:
+    path = base / ITEMS_FILE
     promised = manifest.files[ITEMS_FILE]["bytes"]
     try:
         size = path.stat().st_size
-        if not size == promised == offsets[-1]:
+        if not size == promised == end:
             raise IndexBroken(
-                f"{ITEMS_FILE} has {size} bytes, the manifest says {promised} and item_offsets.npy {offsets[-1]};"
+                f"{ITEMS_FILE} has {size} bytes, the manifest says {promised} and item_offsets.npy {end};"
                 " copy or build the index again"
             )
         with path.open("rb") as stream:
-            return Items(images, memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)), offsets)
+            return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:  # a ValueError if it is empty
         raise IndexBroken(f"{ITEMS_FILE} cannot be read: {error}; copy or build the index again") from error

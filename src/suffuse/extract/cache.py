@@ -111,11 +111,13 @@ class FeatureCache:
             entries = [Entry(**json.loads(line)) for line in listing.read_bytes().splitlines()]
             block = map_array(listing.with_suffix(".npy")).array
             starts = np.cumsum([0, *(int(entry.rows) for entry in entries)]).tolist()
+            if not all(type(entry.rows) is int and entry.rows >= 0 for entry in entries):
+                return
             if block.dtype != np.float32 or block.shape != (starts[-1], self._dimensions):
                 return
             for entry, start in zip(entries, starts, strict=False):
                 self._remember(Kept(entry, block, start))
-        except (OSError, ValueError, TypeError, IndexProblem):
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError, IndexProblem):
             return
 
     def _remember(self, kept: Kept) -> None:

@@ -160,8 +160,15 @@ class _Graph:
         norm(W x) = (gamma / sqrt(var + eps)) (W x - mean) + beta: a factor per channel, and a bias.
         """
         kernel = self.weight(f"{weight}.weight").astype(np.float64)
-        factor = self.weight(f"{norm}.weight") / np.sqrt(self.weight(f"{norm}.running_var") + np.float64(_EPSILON))
-        bias = self.weight(f"{norm}.bias") - self.weight(f"{norm}.running_mean") * factor
+        parts = [self.weight(f"{norm}.{part}") for part in ("weight", "bias", "running_mean", "running_var")]
+        if kernel.ndim != 4 or any(part.shape != kernel.shape[:1] for part in parts) or (parts[3] < 0).any():
+            raise InvalidInput(
+                f"the weights {weight} of shape {kernel.shape} and {norm} of shape {parts[0].shape} are not those of a"
+                " convolution and its batch norm; give those of EfficientNet-Lite0"
+            )
+        gamma, beta, mean, var = parts
+        factor = gamma / np.sqrt(var + np.float64(_EPSILON))
+        bias = beta - mean * factor
         size = kernel.shape[2]
         # The padding of TensorFlow, where these weights come from, as it is for sides that are multiples of 32: the odd
         # row and column go to the end. Fixed, so that every picture is aligned alike (see docs/images.md).

@@ -69,7 +69,6 @@ class Extractor:
     def __init__(self, name: str, model: bytes, sha256: str, preparation: Preparation, threads: int | None) -> None:
         self.name, self.sha256, self.preparation = name, sha256, preparation
         self._session = _session(name, model, threads)
-        self._input = self._session.get_inputs()[0]
         self._check_input()
         self._choose_output()
 
@@ -164,15 +163,20 @@ class Extractor:
         return (1 / (255 * std)).astype(np.float32), (mean / std).astype(np.float32)
 
     def _check_input(self) -> None:
-        shape, kinds = self._input.shape, {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-        height_axis = 2 if self.preparation.layout == "nchw" else 1
-        colours = shape[1 if height_axis == 2 else 3] if len(shape) == 4 else None
-        if len(self._session.get_inputs()) != 1 or len(shape) != 4 or self._input.type not in kinds:
+        inputs, kinds = self._session.get_inputs(), {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+        if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in kinds:
             raise InvalidInput(f"{self.name} must have one input of pictures (n, 3, height, width) of floats")
+        self._input, shape = inputs[0], inputs[0].shape
+        height_axis = 2 if self.preparation.layout == "nchw" else 1
+        colours = shape[1 if height_axis == 2 else 3]
         if isinstance(colours, int) and colours != 3:
             raise InvalidInput(f"{self.name} takes {colours} colours in layout {self.preparation.layout}, expected 3")
         height, width = shape[height_axis : height_axis + 2]
         self._fixed = (width, height) if isinstance(width, int) and isinstance(height, int) else None
+        if self._fixed is not None and not all(1 <= side <= _LARGEST_SIZE for side in self._fixed):
+            raise InvalidInput(
+                f"{self.name} takes pictures of {width} x {height} pixels; export it for sides up to {_LARGEST_SIZE}"
+            )
         self.takes_batches = not isinstance(shape[0], int)
         self._dtype = kinds[self._input.type]
 

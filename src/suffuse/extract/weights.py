@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.errors import InvalidInput
+from suffuse.plain_pickle import shown
 
 Weights = dict[str, NDArray[Any]]
 
@@ -38,6 +39,9 @@ _NAMES = {("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")
 }
 # A file of weights is never this large; what is larger is not worth the memory to find out.
 _LARGEST_FILE = 4 << 30
+_MOST_AXES = 8
+# Tensors may share numbers; many that do, each a copy in another order, would make any size out of a small file.
+_MOST_SHARING = 4
 
 
 class _Name(NamedTuple):
@@ -113,7 +117,14 @@ def _parse(data: bytes) -> Weights:
         if count != storage.length or len(raw) != size:
             raise InvalidInput(f"storage {key} should hold {storage.length} numbers and does not")
         numbers[key] = np.frombuffer(raw, storage.dtype)
-    return {name: _view(tensor, numbers[tensor.storage.key]) for name, tensor in described.items()}
+    weights: Weights = {}
+    left = _MOST_SHARING * len(data)
+    for name, tensor in described.items():
+        weights[name] = _view(tensor, numbers[tensor.storage.key])
+        left -= weights[name].nbytes
+        if left < 0:
+            raise InvalidInput(f"its tensors hold far more numbers than its {len(data)} bytes")
+    return weights
 
 
 def _view(tensor: _Tensor, numbers: NDArray[Any]) -> NDArray[Any]:
@@ -160,6 +171,8 @@ class _Machine:
         target = self.stack[-1]
         if type(target) is not dict or len(pairs) % 2:
             raise InvalidInput("entries for something that is no dictionary")
+        if not all(type(key) is str for key in pairs[::2]):  # the hash of a tuple can take forever
+            raise InvalidInput("it holds something else than named tensors")
         target.update(zip(pairs[::2], pairs[1::2], strict=True))
 
     def extend(self, values: list[Any]) -> None:
@@ -180,7 +193,7 @@ class _Machine:
         elif function == ("torch._utils", "_rebuild_tensor_v2") and type(arguments) is tuple:
             self.stack.append(_tensor(*arguments))
         else:
-            raise InvalidInput(f"a call of {function!r}")
+            raise InvalidInput(f"a call of {shown(function)}")
 
     def refer(self) -> None:
         (reference,) = self.take(1)
@@ -188,7 +201,7 @@ class _Machine:
             case ("storage", _Name("torch", kind), str(key), str(), int(count), None) if kind in _STORAGES:
                 self.stack.append(_Storage(key, _STORAGES[kind], _whole(count)))
             case _:
-                raise InvalidInput(f"a reference to something that is no storage, {str(reference)[:80]}")
+                raise InvalidInput(f"a reference to something that is no storage, {shown(reference)}")
 
     def forget_state(self) -> None:
         # torch hangs version numbers on its dictionary as an attribute; nobody needs them.
@@ -246,12 +259,12 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Te
     """`_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`; the last two are of no use here."""
     if not isinstance(storage, _Storage) or type(shape) is not tuple or type(strides) is not tuple:
         raise InvalidInput("a tensor that is not made of a storage and a shape")
-    if len(shape) != len(strides):
-        raise InvalidInput(f"a tensor of shape {shape} with strides {strides}")
+    if len(shape) != len(strides) or len(shape) > _MOST_AXES:
+        raise InvalidInput(f"a tensor of shape {shown(shape)} with strides {shown(strides)}")
     return _Tensor(storage, _whole(offset), tuple(map(_whole, shape)), tuple(map(_whole, strides)))
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 48:
-        raise InvalidInput(f"a size of {str(value)[:40]}")
+        raise InvalidInput(f"a size of {shown(value)}")
     return value

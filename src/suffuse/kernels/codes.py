@@ -161,8 +161,10 @@ def encode_columns(rows, values, lengths, codes, scales, stored, out):
         scales[column], stored[column], out[column] = scale, i8(count), i8(place)
 
 
-@compiled(void(readonly(i8), readonly(u1), readonly(f4), readonly(i8), writable(u4), writable(f4), writable(i8)))
-def decode_columns(indptr, codes, scales, columns, rows, values, out):
+@compiled(
+    void(readonly(i8), readonly(i8), readonly(u1), readonly(f4), readonly(i8), writable(u4), writable(f4), writable(i8))
+)
+def decode_columns(starts, stops, codes, scales, columns, rows, values, out):
     """The entries of `columns`, one column after the other, as they are stored; column c ends at out[c].
 
     `rows` and `values` have room for a byte each. If column c is damaged, out[c:] = -1.
@@ -170,7 +172,7 @@ def decode_columns(indptr, codes, scales, columns, rows, values, out):
     end = u8(0)
     out[:] = -1
     for c in range(u8(columns.shape[0])):
-        start, stop = u8(indptr[u8(columns[c])]), u8(indptr[u8(columns[c]) + u8(1)])
+        start, stop = u8(starts[u8(columns[c])]), u8(stops[u8(columns[c])])
         scale = f8(scales[u8(columns[c])])
         count = read_column(codes, start, stop, scale, False, rows[end:], values[end:])
         if count == BROKEN:

@@ -17,13 +17,23 @@ def _lists(ids, node, wanted):
 
 
 @helper
-def _affinity(ids, sims, gamma, node, position):
-    """Eq. 1: sim ** gamma where both list each other; zero where they do not, or for a node and itself."""
-    other = ids[node, position]
-    if other == u4(node) or sims[node, position] <= f4(0.0) or not _lists(ids, u8(other), u4(node)):
-        return f8(0.0)
-    affinity = f8(sims[node, position]) ** gamma
+def _affinity(similarity, gamma):
+    """Eq. 1 of two that list each other: max(sim, 0) ** gamma."""
+    affinity = f8(similarity) ** gamma if similarity > f4(0.0) else f8(0.0)
     return affinity if affinity >= _SMALLEST else f8(0.0)
+
+
+@helper
+def _enter(other, affinity, begin, end, indices, out):
+    """Put an edge into the row that begins at `begin` and ends at `end`, which stays sorted; returns its new end."""
+    if affinity == f8(0.0):
+        return end
+    place = end
+    while place > begin and indices[place - u8(1)] > other:  # rows are short
+        indices[place], out[place] = indices[place - u8(1)], out[place - u8(1)]
+        place -= u8(1)
+    indices[place], out[place] = other, affinity
+    return end + u8(1)
 
 
 @compiled(void(readonly(u4, 2), readonly(f4, 2), f8, i8, writable(u8), writable(u4), writable(f8)))
@@ -33,15 +43,49 @@ def fill_affinity(ids, sims, gamma, start, indptr, indices, out):
     for row in range(u8(indptr.shape[0] - 1)):
         node, end = u8(start) + row, indptr[row]
         for position in range(u8(ids.shape[1])):
-            affinity = _affinity(ids, sims, gamma, node, position)
-            if affinity > f8(0.0):
-                place = end
-                while place > indptr[row] and indices[place - u8(1)] > ids[node, position]:  # rows are short
-                    indices[place], out[place] = indices[place - u8(1)], out[place - u8(1)]
-                    place -= u8(1)
-                indices[place], out[place] = ids[node, position], affinity
-                end += u8(1)
+            other = ids[node, position]
+            if other != u4(node) and _lists(ids, u8(other), u4(node)):
+                end = _enter(other, _affinity(sims[node, position], gamma), indptr[row], end, indices, out)
         indptr[row + u8(1)] = end
+
+
+@helper
+def _listers(ids):
+    """Who lists each element: list_ptr[i]:list_ptr[i + 1] of the second array, ascending."""
+    nodes, k = u8(ids.shape[0]), u8(ids.shape[1])
+    ends, listers = np.zeros(nodes + u8(1), np.uint64), np.empty(nodes * k, np.uint32)
+    for node in range(nodes):
+        for position in range(k):
+            ends[u8(ids[node, position]) + u8(1)] += u8(1)
+    for node in range(nodes):
+        ends[node + u8(1)] += ends[node]
+    free = ends.copy()
+    for node in range(nodes):
+        for position in range(k):
+            other = u8(ids[node, position])
+            listers[free[other]] = u4(node)
+            free[other] += u8(1)
+    return ends, listers
+
+
+@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, writable(u8), writable(u4), writable(f8)))
+def fill_whole_affinity(ids, sims, gamma, indptr, indices, out):
+    """The same as `fill_affinity` of all rows, several times faster, for which it holds all lists turned round.
+
+    Where node and other list each other, other is among the listers of node: no list of another node is looked through.
+    """
+    list_ptr, listers = _listers(ids)
+    lister_of = np.full(ids.shape[0], 0xFFFFFFFF, np.uint32)
+    indptr[0] = u8(0)
+    for node in range(u8(ids.shape[0])):
+        end = indptr[node]
+        for place in range(list_ptr[node], list_ptr[node + u8(1)]):
+            lister_of[u8(listers[place])] = u4(node)
+        for position in range(u8(ids.shape[1])):
+            other = ids[node, position]
+            if other != u4(node) and lister_of[u8(other)] == u4(node):
+                end = _enter(other, _affinity(sims[node, position], gamma), indptr[node], end, indices, out)
+        indptr[node + u8(1)] = end
 
 
 @compiled(void(readonly(u8), readonly(f8), writable(f8)))

@@ -10,12 +10,12 @@ from suffuse.kernels.table import add_columns, clear, lies_inside, new_table, nu
 
 _SEEDS = (readonly(i8), readonly(u4), readonly(f8))
 _CANDIDATES = (readonly(i8), i8, i8, i8, writable(i8, 2), writable(f4, 2), writable(i8))
-_CODED = (readonly(i8), readonly(u1), readonly(f4))
-_PLAIN_2 = (readonly(i8), readonly(u4), readonly(u2))
-_PLAIN_4 = (readonly(i8), readonly(u4), readonly(f4))
+_CODED = (readonly(i8), readonly(i8), readonly(u1), readonly(f4))
+_PLAIN_2 = (readonly(i8), readonly(i8), readonly(u4), readonly(u2))
+_PLAIN_4 = (readonly(i8), readonly(i8), readonly(u4), readonly(f4))
 
 
-def compare(own_ptr, own_entries, own_values, candidate, depth, f, squared, room):
+def compare(own_starts, own_stops, own_entries, own_values, candidate, depth, f, squared, room):
     """cos(f, v_j) for a candidate j whose vector lies inside; -1 if it is damaged. f is slots and sums of a table."""
 
 
@@ -25,11 +25,11 @@ def _cosine(product, own, squared):
 
 
 @helper
-def _compare_plain(own_ptr, own_entries, own_values, candidate, depth, f, squared, room):
+def _compare_plain(own_starts, own_stops, own_entries, own_values, candidate, depth, f, squared, room):
     slots, sums = f
     mask = u8(slots.shape[0] - 1)
-    first = u8(own_ptr[candidate])
-    last = min(u8(own_ptr[candidate + u8(1)]), first + u8(depth))
+    first = u8(own_starts[candidate])
+    last = min(u8(own_stops[candidate]), first + u8(depth))
     product, own = f8(0.0), f8(0.0)
     for place in range(first, last):
         value = number(own_values[place])
@@ -40,11 +40,11 @@ def _compare_plain(own_ptr, own_entries, own_values, candidate, depth, f, square
 
 
 @helper
-def _compare_coded(own_ptr, own_entries, own_values, candidate, depth, f, squared, room):
+def _compare_coded(own_starts, own_stops, own_entries, own_values, candidate, depth, f, squared, room):
     slots, sums = f
     mask = u8(slots.shape[0] - 1)
     ids, values = room
-    start, stop = u8(own_ptr[candidate]), u8(own_ptr[candidate + u8(1)])
+    start, stop = u8(own_starts[candidate]), u8(own_stops[candidate])
     # The scale of a column does not change its direction.
     length = read_column(own_entries, start, stop, f8(1.0), True, ids, values)
     if length == BROKEN:
@@ -57,10 +57,10 @@ def _compare_coded(own_ptr, own_entries, own_values, candidate, depth, f, square
 
 
 @overload(compare)
-def _compare_compiled(own_ptr, own_entries, own_values, candidate, depth, f, squared, room):
+def _compare_compiled(own_starts, own_stops, own_entries, own_values, candidate, depth, f, squared, room):
     chosen = _compare_coded if own_entries.dtype == u1 else _compare_plain
-    return lambda own_ptr, own_entries, own_values, candidate, depth, f, squared, room: chosen(
-        own_ptr, own_entries, own_values, candidate, depth, f, squared, room
+    return lambda own_starts, own_stops, own_entries, own_values, candidate, depth, f, squared, room: chosen(
+        own_starts, own_stops, own_entries, own_values, candidate, depth, f, squared, room
     )
 
 
@@ -71,24 +71,25 @@ def _compare_compiled(own_ptr, own_entries, own_values, candidate, depth, f, squ
     void(*_SEEDS, *_PLAIN_4, *_PLAIN_4, *_CANDIDATES),
 )
 def refine_candidates(
-    query_ptr, seeds, weights, indptr, entries, values, own_ptr, own_entries, own_values,
+    query_ptr, seeds, weights, starts, stops, entries, values, own_starts, own_stops, own_entries, own_values,
     counts, targets, depth, root, ids, scores, out,
 ):  # fmt: skip
     """Rank the candidates ids[q, :counts[q]] anew by scores[q] = cos(f, v_j), ties to the smaller id.
 
     f = sum_j weights[j] * column[seeds[j]] over the seeds query_ptr[q]:query_ptr[q + 1], as in Algorithm 1, or the root
     of it, entry by entry, if `root` is not 0. The entries of columns are below `targets`. v_j, the candidate's own
-    vector, is column j of own_ptr, own_entries and own_values; only its `depth` largest entries are read, or its head
+    vector, is column j of own_*; only its `depth` largest entries are read, or its head
     if it is coded. out[q] = counts[q]; -1 if a column is damaged, -2 if it lies outside.
     """
-    table = new_table(query_ptr, seeds, (indptr, entries, values), targets)
+    columns = (starts, stops, entries, values)
+    table = new_table(query_ptr, seeds, columns, targets)
     slots, sums, used, _, _ = table
     nobody = np.empty(0, np.uint32)
     room = (np.empty(HEAD, np.uint32), np.empty(HEAD, np.float64))
     keys = np.empty(ids.shape[1], np.uint64)
     for q in range(u8(query_ptr.shape[0] - 1)):
         first, last = u8(query_ptr[q]), u8(query_ptr[q + u8(1)])
-        count = add_columns(first, last, seeds, weights, (indptr, entries, values), nobody, targets, table)
+        count = add_columns(first, last, seeds, weights, columns, nobody, targets, table)
         if count >= OUTSIDE:
             out[q] = i8(count)
             continue
@@ -101,10 +102,12 @@ def refine_candidates(
         out[q] = counts[q]
         for r in range(u8(counts[q])):
             candidate = u8(ids[q, r])
-            if not lies_inside(own_ptr, own_entries, candidate):
+            if not lies_inside(own_starts, own_stops, own_entries, candidate):
                 out[q] = i8(-2)
                 break
-            cosine = compare(own_ptr, own_entries, own_values, candidate, depth, (slots, sums), squared, room)
+            cosine = compare(
+                own_starts, own_stops, own_entries, own_values, candidate, depth, (slots, sums), squared, room
+            )
             if cosine < f4(0.0):
                 out[q] = i8(-1)
                 break

@@ -1,7 +1,9 @@
 """A sum of columns in a hash table, whatever way the columns are stored.
 
-Columns are three arrays. Plain ones are indptr, rows (uint32) and values (float32, or the bits of float16), largest
-first; coded ones are indptr, codes (uint8) and scales (see `codes`). Which it is, is decided when a kernel is compiled.
+Columns are four arrays: column i lies at starts[i]:stops[i], in any order, since columns of an index that grew lie
+behind the others. Plain ones are starts, stops, rows (uint32) and values (float32, or the bits of float16), largest
+first; coded ones are starts, stops, codes (uint8) and scales (see `codes`). Which it is, is decided when a kernel is
+compiled.
 """
 
 import numpy as np
@@ -24,55 +26,57 @@ def _number_compiled(stored):
 
 
 @helper
-def lies_inside(indptr, entries, column):
+def lies_inside(starts, stops, entries, column):
     """Whether a column is where there are entries: files may be damaged, and nothing else checks this."""
-    start, stop = indptr[column], indptr[column + u8(1)]
+    start, stop = starts[column], stops[column]
     return i8(0) <= start <= stop <= i8(entries.shape[0])
 
 
-def room(indptr, entries, column):
+def room(starts, stops, entries, column):
     """No fewer than the entries of a column that lies inside."""
 
 
-def read(indptr, entries, values, column, ids, numbers):
+def read(starts, stops, entries, values, column, ids, numbers):
     """Write the entries of a column that lies inside to ids and numbers, and return how many, or BROKEN."""
 
 
 @helper
-def _room_plain(indptr, entries, column):
-    return u8(indptr[column + u8(1)] - indptr[column])
+def _room_plain(starts, stops, entries, column):
+    return u8(stops[column] - starts[column])
 
 
 @helper
-def _room_coded(indptr, entries, column):
-    return most_entries(entries, u8(indptr[column]), u8(indptr[column + u8(1)]))
+def _room_coded(starts, stops, entries, column):
+    return most_entries(entries, u8(starts[column]), u8(stops[column]))
 
 
 @overload(room)
-def _room_compiled(indptr, entries, column):
+def _room_compiled(starts, stops, entries, column):
     chosen = _room_coded if entries.dtype == u1 else _room_plain
-    return lambda indptr, entries, column: chosen(indptr, entries, column)
+    return lambda starts, stops, entries, column: chosen(starts, stops, entries, column)
 
 
 @helper
-def _read_plain(indptr, entries, values, column, ids, numbers):
-    first = u8(indptr[column])
-    count = u8(indptr[column + u8(1)]) - first
+def _read_plain(starts, stops, entries, values, column, ids, numbers):
+    first = u8(starts[column])
+    count = u8(stops[column]) - first
     for entry in range(count):
         ids[entry], numbers[entry] = entries[first + entry], number(values[first + entry])
     return count
 
 
 @helper
-def _read_coded(indptr, entries, values, column, ids, numbers):
-    start, stop = u8(indptr[column]), u8(indptr[column + u8(1)])
+def _read_coded(starts, stops, entries, values, column, ids, numbers):
+    start, stop = u8(starts[column]), u8(stops[column])
     return read_column(entries, start, stop, f8(values[column]), False, ids, numbers)
 
 
 @overload(read)
-def _read_compiled(indptr, entries, values, column, ids, numbers):
+def _read_compiled(starts, stops, entries, values, column, ids, numbers):
     chosen = _read_coded if entries.dtype == u1 else _read_plain
-    return lambda indptr, entries, values, column, ids, numbers: chosen(indptr, entries, values, column, ids, numbers)
+    return lambda starts, stops, entries, values, column, ids, numbers: chosen(
+        starts, stops, entries, values, column, ids, numbers
+    )
 
 
 @helper
@@ -82,8 +86,8 @@ def new_table(query_ptr, seeds, columns, targets):
     for q in range(u8(query_ptr.shape[0] - 1)):
         entries = u8(0)
         for s in range(u8(query_ptr[q]), u8(query_ptr[q + u8(1)])):
-            inside = lies_inside(columns[0], columns[1], u8(seeds[s]))
-            length = room(columns[0], columns[1], u8(seeds[s])) if inside else u8(0)
+            inside = lies_inside(columns[0], columns[1], columns[2], u8(seeds[s]))
+            length = room(columns[0], columns[1], columns[2], u8(seeds[s])) if inside else u8(0)
             entries, longest = entries + length, max(longest, length)
         largest = max(largest, min(entries, u8(targets)))
     capacity = u8(16)
@@ -119,7 +123,7 @@ def add_columns(first, last, seeds, weights, columns, owners, targets, table):
     limit = u4(owners.shape[0]) if pooled else u4(targets)
     count, sound = u8(0), True
     for s in range(first, last):
-        if not lies_inside(columns[0], columns[1], u8(seeds[s])):
+        if not lies_inside(columns[0], columns[1], columns[2], u8(seeds[s])):
             clear(table, count)
             return OUTSIDE
         weight = weights[s]

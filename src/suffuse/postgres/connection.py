@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from suffuse.errors import InvalidInput, InvalidParams
+from suffuse.errors import DatabaseProblem, InvalidInput, InvalidParams
 
 Connection = psycopg.Connection[Any]
 
@@ -26,11 +26,11 @@ def connect(url: str) -> Connection:
         full = make_conninfo(url, **patience)
     except psycopg.ProgrammingError:
         # Not its words: they may repeat the password.
-        raise InvalidInput("the URL of the database cannot be read; write postgresql://USER@HOST/DATABASE") from None
+        raise DatabaseProblem("the URL of the database cannot be read; write postgresql://USER@HOST/DATABASE") from None
     try:
         return psycopg.connect(full, autocommit=True)
     except psycopg.OperationalError as error:
-        raise InvalidInput(f"cannot connect to PostgreSQL: {_words(error)}; check the URL and the server") from error
+        raise DatabaseProblem(f"cannot connect to PostgreSQL: {_words(error)}; check the URL and the server") from error
 
 
 def check_schema(schema: str) -> str:
@@ -53,12 +53,12 @@ def vector_schema(connection: Connection) -> str:
         " WHERE e.extname = 'vector'"
     ).fetchone()
     if found is None:
-        raise InvalidInput(
+        raise DatabaseProblem(
             "the database has no pgvector; install it on the server, then run CREATE EXTENSION vector in the database"
         )
     name, version = found
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_PGVECTOR:
-        raise InvalidInput(
+        raise DatabaseProblem(
             f"the database has pgvector {version}; 0.7 or later is needed: ALTER EXTENSION vector UPDATE"
         )
     return str(name)
@@ -70,15 +70,18 @@ def friendly(doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
-        raise InvalidInput(
+        raise DatabaseProblem(
             f"{doing}: {_words(error)}; ask the owner of the database for the privilege (docs/postgres.md)"
         ) from error
     except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-        raise InvalidInput(
+        raise DatabaseProblem(
             f"{doing}: {_words(error)}; there is no index in this schema yet: suffuse export makes one"
         ) from error
-    except psycopg.Error as error:
+    except psycopg.DataError as error:
+        # What was asked is wrong, not the database: dimensions that differ, for instance.
         raise InvalidInput(f"{doing}: {_words(error)}") from error
+    except psycopg.Error as error:
+        raise DatabaseProblem(f"{doing}: {_words(error)}") from error
 
 
 def _words(error: psycopg.Error) -> str:

@@ -13,15 +13,15 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from suffuse.codes import Codes, decode
-from suffuse.diffusion import Entries, take
-from suffuse.errors import IndexBroken, InvalidInput
+from suffuse.codes import plain
+from suffuse.diffusion import Entries
+from suffuse.errors import DatabaseProblem, IndexBroken, InvalidInput
 from suffuse.features import Whitening
 from suffuse.postgres import rows as copying
 from suffuse.postgres.connection import Connection, check_schema, connect, friendly, vector_schema
 from suffuse.postgres.functions import definitions
 from suffuse.postgres.tables import NAMES, STORED, Place, has_half, seed_index
-from suffuse.store import Stored, is_coded, open_index
+from suffuse.store import Stored, open_index
 
 Progress = Callable[[str, int, int], None]
 
@@ -104,7 +104,7 @@ def _present(connection: Connection, schema: str) -> Place | None:
     if not found:
         return None
     if len(found) < len(NAMES) or not all(ours for _, ours in found):
-        raise InvalidInput(
+        raise DatabaseProblem(
             f"the schema {schema!r} holds {found[0][0]!r}, which is not of an export; choose another --schema"
         )
     current = connection.execute(
@@ -185,11 +185,7 @@ def _axes(whitening: Whitening) -> bytes:
 
 def _columns(stored: Stored, ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Entries:
     """These columns, plain."""
-    arrays = [mapped.array for mapped in stored.columns]
-    if is_coded(stored):
-        columns = decode(Codes(stored.indptr, *arrays), ids)
-    else:
-        columns = take(Entries(stored.indptr, *arrays), ids)
+    columns = plain(stored.columns, ids)
     if len(columns.rows) and not 0 <= columns.rows.min() <= columns.rows.max() < len(stored.features):
         raise IndexBroken("the columns hold ids that do not exist; run suffuse verify, then copy the index again")
     return columns
@@ -253,7 +249,7 @@ def _swap(connection: Connection, old: Place | None, new: Place) -> None:
             return
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             time.sleep(_PAUSE)
-    raise InvalidInput(
+    raise DatabaseProblem(
         f"a transaction that reads the old index in the schema {new.schema!r} does not end; the old index stays."
         " Find it in pg_stat_activity, end it, and export again"
     )

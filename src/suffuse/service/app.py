@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from suffuse import __version__
 from suffuse.errors import InvalidInput, MissingExtra, SuffuseError
-from suffuse.online import Index
+from suffuse.online import Generation
 from suffuse.service import problems
 from suffuse.service.engine import Engine
 from suffuse.service.guard import Guard, Rules
@@ -80,7 +80,7 @@ def create_app(
         root = None if image_root is None else Path(image_root)
         engine: Searching = DatabaseEngine(str(index_path), schema, image_root=root, extractor=extractor, limits=limits)
     else:
-        index, name = Index.open(index_path), Path(index_path).resolve().name
+        index, name = Generation.open(index_path), Path(index_path).resolve().name
         root, extractor = _resolved(index, image_root, extractor)
         engine = Engine(index, name, image_root=root, extractor=extractor, limits=limits)
     service = Service(engine)
@@ -119,7 +119,7 @@ def is_database(index: str | Path) -> bool:
 
 
 def _resolved(
-    index: Index, image_root: str | Path | None, extractor: Extractor | None
+    index: Generation, image_root: str | Path | None, extractor: Extractor | None
 ) -> tuple[Path | None, Extractor | None]:
     """Where the pictures are and what makes vectors of them, as told or as the index says."""
     pictures = index.manifest.pictures or {}

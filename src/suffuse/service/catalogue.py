@@ -33,7 +33,7 @@ class Catalogue:
     def __init__(self, items: Items) -> None:
         names: list[str] = []
         found: dict[str, dict[int, Any]] = {}
-        for id, item in enumerate(items):
+        for id, item in enumerate(items.by_place()):
             names.append(str(item.get("name", id)))
             for field, value in item.items():
                 if field != "name" and value is not None and (field in found or len(found) < _MOST_FIELDS):
@@ -44,7 +44,7 @@ class Catalogue:
         for field in list(found):
             values = found.pop(field)  # one field at a time is held twice
             if kind := _kind(values.values()):
-                self._columns[field] = _column(kind, values, len(items))
+                self._columns[field] = _column(kind, values, len(names))
                 self._fields[field] = _described(kind, values)
         # The last few orders: a page that is scrolled asks for the same one again.
         self._shuffled = functools.lru_cache(4)(self._shuffle)

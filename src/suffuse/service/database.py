@@ -17,7 +17,7 @@ from suffuse import __version__
 from suffuse.errors import InvalidInput
 from suffuse.features import check_matrix, unit_rows
 from suffuse.neighbors import Features
-from suffuse.online import Index, Method
+from suffuse.online import Generation, Method
 from suffuse.service import statements
 from suffuse.service.connections import About, Connections, Reading
 from suffuse.service.engine import OTHER_RANKS, SERVED, milliseconds, ranked, shown
@@ -54,7 +54,7 @@ class DatabaseEngine:
         self._exact, self._can_extract = exact, extractor is not None
         self.pictures = None if image_root is None else Pictures(image_root, limits)
         # Every request brings the index that it sees, see `_Gallery`.
-        self.queries = Queries(cast(Index, None), self.pictures, extractor, limits)
+        self.queries = Queries(cast(Generation, None), self.pictures, extractor, limits)
         self._connections = Connections(url, schema, limits.seconds)
         database, about = self._connections.first()
         self._name, self._images = f"{database}/{schema}", about.images
@@ -209,8 +209,8 @@ class _Gallery:
         return statements.prepared(self._reading, unit_rows(queries, "queries"))
 
 
-def _gallery(reading: Reading) -> Index:
-    return cast(Index, _Gallery(reading))
+def _gallery(reading: Reading) -> Generation:
+    return cast(Generation, _Gallery(reading))
 
 
 def _signed(reading: Reading, query: Wanted) -> Signed:

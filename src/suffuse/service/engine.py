@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from suffuse import __version__, explain, similar
 from suffuse.machine import cores
-from suffuse.online import Index, Method
+from suffuse.online import Generation, Method
 from suffuse.service.catalogue import Catalogue
 from suffuse.service.limits import Limits
 from suffuse.service.models import SearchRequest
@@ -28,7 +28,7 @@ class Engine:
     """What the service knows; safe to use from many threads."""
 
     def __init__(
-        self, index: Index, name: str, *, image_root: Path | None, extractor: Extractor | None, limits: Limits
+        self, index: Generation, name: str, *, image_root: Path | None, extractor: Extractor | None, limits: Limits
     ) -> None:
         self.index, self.limits = index, limits
         self._name, self._can_extract = name, extractor is not None

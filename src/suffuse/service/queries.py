@@ -13,7 +13,7 @@ from PIL import Image
 from suffuse import similar
 from suffuse.errors import InvalidInput
 from suffuse.neighbors import Features
-from suffuse.online import Index
+from suffuse.online import Generation
 from suffuse.service.limits import Limits
 from suffuse.service.models import SearchRequest
 from suffuse.service.pictures import Kept, Pictures, decoded, part
@@ -52,7 +52,9 @@ class _Remembered:
 class Queries:
     """Requests become queries; those that cannot be told by the ids of items are remembered under random tokens."""
 
-    def __init__(self, index: Index, pictures: Pictures | None, extractor: Extractor | None, limits: Limits) -> None:
+    def __init__(
+        self, index: Generation, pictures: Pictures | None, extractor: Extractor | None, limits: Limits
+    ) -> None:
         self._index, self._pictures, self._extractor, self._limits = index, pictures, extractor, limits
         self._remembered = Kept[str, _Remembered](limits.remembered, lambda _: 1)
         # Only so many bytes: the query itself outlives its file.
@@ -61,7 +63,7 @@ class Queries:
     def __len__(self) -> int:
         return len(self._remembered)
 
-    def over(self, index: Index) -> Self:
+    def over(self, index: Generation) -> Self:
         """The same queries, understood by another index."""
         other = copy.copy(self)
         other._index = index
