@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench docs format lock clean
+.PHONY: demo test check bench fuzz docs format lock clean
 
 demo: $(READY)  ## the main job on data that comes with it
 	$(BIN)/suffuse demo -o out/demo
@@ -25,6 +25,11 @@ check: $(READY)  ## style, types, layers, generated documentation
 bench: $(READY)  ## quality beside time, on real data where it is there
 	$(BIN)/python -m benchmarks.oxford -o out/bench
 	$(BIN)/python -m benchmarks.bars -o out/bench
+
+SECONDS := 60
+fuzz: $(READY)  ## hostile files for every reader, SECONDS for each
+	$(BIN)/python -c "import atheris" 2> /dev/null || $(BIN)/uv pip install --quiet --python $(VENV) --group fuzz
+	$(BIN)/python -m fuzz --seconds $(SECONDS)
 
 docs: $(READY)  ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py

@@ -3,9 +3,9 @@
     python -m fuzz                            every target for a minute each; needs atheris (`make fuzz` brings it)
     python -m fuzz features --seconds 600     one target, for longer
 
-A target is a module with `seeds()`, small sound inputs by name, and `run(data)`, which reads one input. What once failed
-is kept in fuzz/cases/TARGET, and tests/test_fuzz_cases.py reads it again, with many mutations of the seeds; that needs
-no atheris.
+A target is a module with `seeds()`, small sound inputs by name, and `run(data)`, which reads one input. What once
+failed is kept in fuzz/cases/TARGET, and tests/test_fuzz_cases.py reads it again, with many mutations of the seeds; that
+needs no atheris.
 """
 
 import importlib
@@ -28,7 +28,7 @@ class Target(Protocol):
 
 def load_target(name: str) -> Target:
     """The module of a target, imported only now: the fuzzer must see its imports."""
-    module: Target = importlib.import_module(f"fuzz.{name}")  # type: ignore[assignment]
+    module: Target = importlib.import_module(f"fuzz.{name}")
     return module
 
 

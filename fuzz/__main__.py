@@ -19,6 +19,7 @@ class Outcome(NamedTuple):
     """What one run did."""
 
     executions: int
+    minutes: float  # of CPU
     branches: int  # of instrumented code that some input reached
     corpus: int  # inputs that each reached something new
     found: list[Path]
@@ -40,8 +41,8 @@ def main() -> None:
     for name in chosen.targets or TARGETS:
         outcome = fuzz(name, chosen.seconds, chosen.seed, chosen.folder.absolute())
         print(
-            f"{name}: {outcome.executions:,} executions, {outcome.branches} branches reached,"
-            f" {outcome.corpus} inputs in the corpus, {len(outcome.found)} found",
+            f"{name}: {outcome.executions:,} executions in {outcome.minutes:.1f} minutes of CPU, {outcome.branches}"
+            f" branches reached, {outcome.corpus} inputs in the corpus, {len(outcome.found)} found",
             flush=True,
         )
         found += outcome.found
@@ -66,20 +67,23 @@ def fuzz(name: str, seconds: int, seed: int, folder: Path) -> Outcome:
     ]  # fmt: skip
     # Kernels that check every index, compiled into a cache of their own: what would be a wild read is an IndexError.
     checked = {"NUMBA_BOUNDSCHECK": "1", "XDG_CACHE_HOME": str(folder / "kernels")}
+    start = os.times()
     with log.open("wb") as stream:
         done = subprocess.run(
             command, env={**os.environ, **checked}, stdout=stream, stderr=subprocess.STDOUT, check=False
         )
+    end = os.times()
     text = log.read_text(errors="replace")
     found = sorted(set(home.glob("found-*")) - before)
     if done.returncode and not found:
         raise SystemExit(f"{name} could not be fuzzed, see {log}:\n{text[-3000:]}")
     if found:
         print(text[-6000:])
-    executions = re.findall(r"^#(\d+)\s", text, re.MULTILINE)
+    executions = re.findall(r"(?:^#|executed_units: )(\d+)\s", text, re.MULTILINE)
     branches = re.findall(r" cov: (\d+) ", text)
     return Outcome(
         int(executions[-1]) if executions else 0,
+        (end.children_user + end.children_system - start.children_user - start.children_system) / 60,
         int(branches[-1]) if branches else 0,
         sum(1 for _ in corpus.iterdir()),
         found,

@@ -7,6 +7,7 @@ import struct
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -39,8 +40,8 @@ def seeds() -> dict[str, bytes]:
         "members": (_MEMBERS, struct.pack("<H", len(plain)) + plain + labels),
         "kept": (_KEPT, b"".join(json.dumps(asdict(entry)).encode() + b"\n" for entry in _entries())),
     }
-    for name, options in (("h5", {}), ("h5 compressed", {"compression": "gzip", "chunks": (2, 3)})):
-        made[name] = (_H5, _hdf5("features", rows, **options))
+    made["h5"] = (_H5, _hdf5("features", rows))
+    made["h5 compressed"] = (_H5, _hdf5("features", rows, compression="gzip", chunks=(2, 3)))
     made["mat"] = (_MAT, _hdf5("group/X", rows.astype(np.float64), userblock_size=512))
     return {name: with_kind(*content) for name, content in made.items()}
 
@@ -51,7 +52,7 @@ def _npy(array: NDArray[np.generic]) -> bytes:
     return stream.getvalue()
 
 
-def _hdf5(name: str, rows: NDArray[np.generic], userblock_size: int = 0, **options: object) -> bytes:
+def _hdf5(name: str, rows: NDArray[np.generic], userblock_size: int = 0, **options: Any) -> bytes:
     stream = io.BytesIO()
     with h5py.File(stream, "w", userblock_size=userblock_size) as archive:
         archive.create_dataset(name, data=rows, **options)

@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -33,10 +34,11 @@ def seeds() -> dict[str, bytes]:
     for protocol in (2, 5):
         made[f"plain {protocol}"] = with_kind(_PLAIN, pickle.dumps(plain, protocol))
     rows = np.arange(6.0).reshape(2, 3) + 1
-    for name, options in (("5", {}), ("5 compressed", {"do_compression": True}), ("4", {"format": "4"})):
-        stream = io.BytesIO()
-        scipy.io.savemat(stream, {"X": rows, "Q": rows[:, :1]}, **options)
-        made[f"matlab {name}"] = with_kind(_MAT, stream.getvalue())
+    for name, packed in (("5", False), ("5 packed", True)):
+        stream: Any = io.BytesIO()  # the stubs know paths only
+        scipy.io.savemat(stream, {"X": rows, "Q": rows[:, :1].astype(np.float32)}, do_compression=packed)
+        # The header begins with a text that tells the time.
+        made[f"matlab {name}"] = with_kind(_MAT, b"MATLAB".ljust(116) + stream.getvalue()[116:])
     made["matlab 7.3"] = with_kind(_MAT, _cells(rows.T))
     return made
 

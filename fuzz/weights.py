@@ -4,6 +4,7 @@ import io
 import pickle
 import struct
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ class _Named:
 class _Writer(pickle._Pickler):
     """Writes names as text, since torch is not there to be named, and storages as references."""
 
+    write: Callable[[bytes], object]  # of the class above, which no stub describes
+
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
         if isinstance(obj, _Named):
             (module, name), arguments = obj.called
@@ -57,7 +60,7 @@ class _Writer(pickle._Pickler):
                 self.save(arguments)
                 self.write(pickle.REDUCE)
             return
-        super().save(obj, save_persistent_id)
+        super().save(obj, save_persistent_id)  # type: ignore[misc]
 
     def persistent_id(self, obj: Any) -> Any:
         return obj[1:] if isinstance(obj, tuple) and obj[:1] == (_Writer,) else None
@@ -72,7 +75,15 @@ def _torch_file(tensors: dict[str, Any]) -> bytes:
     for number, (name, array) in enumerate(tensors.items()):
         flat = np.asarray(array).ravel(order="K")
         raw[str(number)] = flat
-        storage = (_Writer, "storage", _Named("torch", _STORAGES[flat.dtype.str[1:]]), str(number), "cpu", flat.size, None)
+        storage = (
+            _Writer,
+            "storage",
+            _Named("torch", _STORAGES[flat.dtype.str[1:]]),
+            str(number),
+            "cpu",
+            flat.size,
+            None,
+        )
         strides = tuple(stride // flat.itemsize for stride in np.asarray(array).strides)
         described[name] = _Named(
             "torch._utils", "_rebuild_tensor_v2", storage, 0, np.shape(array), strides, False, OrderedDict()
@@ -88,8 +99,13 @@ def _onnx_model(shape: list[int | str], *, pooled: bool = False) -> bytes:
     """A convolution of one pixel from three colours to two."""
     nodes = [helper.make_node("Conv", ["images", "kernel"], ["map"])]
     if pooled:
-        nodes += [helper.make_node("GlobalAveragePool", ["map"], ["mean"]), helper.make_node("Flatten", ["mean"], ["out"])]
-    output = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, ["n", 2] if pooled else ["n", 2, "rows", "columns"])
+        nodes += [
+            helper.make_node("GlobalAveragePool", ["map"], ["mean"]),
+            helper.make_node("Flatten", ["mean"], ["out"]),
+        ]
+    output = helper.make_tensor_value_info(
+        nodes[-1].output[0], TensorProto.FLOAT, ["n", 2] if pooled else ["n", 2, "rows", "columns"]
+    )
     kernel = numpy_helper.from_array(np.ones((2, 3, 1, 1), np.float32), "kernel")
     inputs = [helper.make_tensor_value_info("images", TensorProto.FLOAT, shape)]
     graph = helper.make_graph(nodes, "tiny", inputs, [output], [kernel])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import reference
 from builds import directory_bytes
 from data import clusters, duplicated, scattered
-from suffuse import approximate, offline
+from suffuse import approximate, stages
 from suffuse.diffusion import columns
 from suffuse.errors import IndexBroken, IndexMissing
 from suffuse.graph import affinity, transition
@@ -327,7 +327,7 @@ def test_a_build_that_was_killed_finds_its_faiss_index(features, tmp_path, monke
     def never(*_arguments):
         raise AssertionError("this was done already")
 
-    monkeypatch.setattr(offline, "search_task", never)
+    monkeypatch.setattr(stages, "search_task", never)
     build(features, path, params)
     monkeypatch.undo()
     build(features, tmp_path / "again.index", params)

@@ -63,7 +63,7 @@ def test_options_reach_the_index(suffuse, folder, tmp_path):
         "k": 9, "alpha": 0.9, "gamma": 2.0, "support": "features", "truncation": 50, "keep": 30, "whiten": 8,
         "whiten_power": 0.5, "values": "float32", "iterations": 7, "tolerance": 0.001, "pool": "sum",
         "graph_search": "exact", "support_search": "exact", "seed_search": "exact", "probes": 32, "ef": 128,
-        "with_graph": True,
+        "with_graph": True, "with_lists": True,
     }  # fmt: skip
 
 
@@ -118,6 +118,7 @@ def test_info_shows_counts_graph_and_sizes(suffuse, index):
     code, out, _ = suffuse("info", index, "--json")
     content = json.loads(out)
     assert content["counts"]["elements"] == 120
+    assert (content["generation"], content["next_id"], content["removed"], content["stale"]) == (1, 120, 0, 0.0)
     assert content["bytes_total"] == sum(content["bytes"].values())
 
 
@@ -127,6 +128,7 @@ def test_verify_finds_a_changed_byte(suffuse, index, tmp_path):
     code, out, _ = suffuse("verify", index)
     assert code == 0
     assert "sound" in out
+    assert "generation 1 with 0 segments" in out
     copy = tmp_path / "copy.index"
     shutil.copytree(index, copy)
     data = bytearray((copy / "codes.npy").read_bytes())
@@ -195,8 +197,8 @@ def test_help_names_every_verb_and_loads_nothing_heavy():
         "    assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    for verb in ("build", "search", "info", "verify", "demo"):
-        assert verb in done.stdout
+    for verb in ("build", "search", "info", "verify", "demo", "add", "replace", "remove", "compact"):
+        assert f" {verb} " in done.stdout
 
 
 def test_the_module_runs_as_a_program_and_is_silent_when_its_reader_leaves(index, folder, tmp_path):

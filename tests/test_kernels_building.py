@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import reference
 from data import clusters, duplicated, lattice, network, scattered, seeds_of_rng
 from suffuse.graph import Graph, order_along, reordered
-from suffuse.kernels.mutual import fill_affinity, normalize_affinity, sum_rows
+from suffuse.kernels.mutual import fill_affinity, fill_whole_affinity, normalize_affinity, sum_rows
 from suffuse.kernels.similarity import rank_pairs, scan
 from suffuse.kernels.solve import solve_on_supports
 from suffuse.kernels.walk import walk_supports
@@ -129,6 +129,21 @@ def test_rows_of_affinity_and_transition_equal_their_definitions(seed, n, share,
     np.testing.assert_allclose(degrees, a[start:stop].sum(axis=1), rtol=1e-14)
     normalize_affinity(indptr, indices, weights, start, a.sum(axis=1), s)
     np.testing.assert_allclose(s, reference.compressed(reference.transition(a)[start:stop])[2], rtol=1e-13)
+
+
+@settings(deadline=None, max_examples=100)
+@given(seed=seeds_of_rng, n=st.integers(1, 30), share=st.floats(0.1, 1.0), gamma=st.floats(0.5, 100.0))
+def test_the_whole_affinity_equals_its_rows_to_the_bit_with_short_lists_too(seed, n, share, gamma):
+    rng, k = np.random.default_rng(seed), max(1, int(share * n))
+    ids, sims = random_lists(rng, n, k)
+    for node in np.flatnonzero(rng.random(n) < 0.3):
+        end = rng.integers(0, k)  # a list that is not full ends with the element itself
+        ids[node, end:], sims[node, end:] = node, 0.0
+    indptr, indices, weights = np.empty(n + 1, np.uint64), np.empty(n * k, np.uint32), np.empty(n * k)
+    fill_whole_affinity(ids, sims, gamma, indptr, indices, weights)
+    expected, count = rows_of_affinity(ids, sims, gamma, 0, n), int(indptr[-1])
+    for found, part in zip((indptr, indices[:count], weights[:count].view(np.uint64)), expected, strict=True):
+        np.testing.assert_array_equal(found, part.view(found.dtype))
 
 
 # --- walk

@@ -115,15 +115,15 @@ def sparse_columns(rng, n, longest):
     return np.array(indptr, np.int64), np.array(rows, np.uint32), np.array(values, np.float64), matrix
 
 
-def combined(query_ptr, seeds, weights, columns, top, owners=None, images=None):
+def combined(query_ptr, seeds, weights, columns, top, owners=None, images=None, hidden=()):
     indptr, rows, values = columns
     owners = np.empty(0, np.uint32) if owners is None else owners.astype(np.uint32)
     images = len(indptr) - 1 if images is None else images
     m = len(query_ptr) - 1
     ids, scores, counts = np.full((m, top), -7, np.int64), np.full((m, top), -7, np.float32), np.empty(m, np.int64)
-    shown = np.empty(0, np.uint8)
+    hidden = np.array(hidden, np.uint8)
     combine_columns(
-        query_ptr, seeds, weights, indptr[:-1], indptr[1:], rows, values, owners, shown, images, ids, scores, counts
+        query_ptr, seeds, weights, indptr[:-1], indptr[1:], rows, values, owners, hidden, images, ids, scores, counts
     )
     return ids, scores, counts
 
@@ -134,9 +134,10 @@ def combined(query_ptr, seeds, weights, columns, top, owners=None, images=None):
     n=st.integers(1, 40),
     values=st.sampled_from(["float32", "float16"]),
     pooled=st.booleans(),
+    hiding=st.sampled_from([None, 0.0, 0.3, 1.0]),
     top=st.integers(1, 50),
 )
-def test_combined_columns_equal_a_dense_sum(seed, n, values, pooled, top):
+def test_combined_columns_equal_a_dense_sum_without_what_is_hidden(seed, n, values, pooled, hiding, top):
     rng = np.random.default_rng(seed)
     indptr, rows, entries, matrix = sparse_columns(rng, n, longest=12)
     stored = entries.astype(np.float32) if values == "float32" else entries.astype(np.float16).view(np.uint16)
@@ -145,10 +146,12 @@ def test_combined_columns_equal_a_dense_sum(seed, n, values, pooled, top):
     query_ptr = np.concatenate([[0], np.cumsum(rng.integers(0, 6, size=5))]).astype(np.int64)
     seeds = rng.integers(n, size=query_ptr[-1]).astype(np.uint32)
     weights = rng.integers(0, 5, size=query_ptr[-1]) / 4
-    ids, scores, counts = combined(query_ptr, seeds, weights, (indptr, rows, stored), top, owners, images)
+    hidden = np.empty(0, bool) if hiding is None else rng.random(images) < hiding
+    ids, scores, counts = combined(query_ptr, seeds, weights, (indptr, rows, stored), top, owners, images, hidden)
     for q in range(5):
         places = slice(query_ptr[q], query_ptr[q + 1])
         f = reference.combine(seeds[places], weights[places], matrix, owners, images)
+        f[np.flatnonzero(hidden)] = 0.0
         expected = reference.largest(f, top)
         assert counts[q] == len(expected)
         assert ids[q, : counts[q]].tolist() == expected

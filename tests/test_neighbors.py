@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 import reference
 from data import clusters, curves, duplicated, lattice, scattered, seeds_of_rng
 from suffuse import neighbors
-from suffuse.neighbors import load_faiss, nearest, nearest_to_rows, one_thread
+from suffuse.neighbors import (
+    Neighbors,
+    joined,
+    load_faiss,
+    nearest,
+    nearest_of_shown,
+    nearest_to_elements,
+    nearest_to_rows,
+    one_thread,
+)
 
 VARIABLE = "OPENBLAS_CORETYPE"
 
@@ -45,6 +54,48 @@ def test_neighbors_of_queries_equal_a_full_sort_with_ties_by_id(seed, n, m, d, k
     rng = np.random.default_rng(seed)
     queries, features = lattice(rng, m, d), lattice(rng, n, d)
     same_bytes(nearest(queries, features, k), reference.nearest(queries, features, min(k, n)))
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=seeds_of_rng, n=st.integers(2, 60), k=st.integers(1, 70), data=st.data())
+def test_neighbors_of_any_elements_are_those_of_their_rows(seed, n, k, data):
+    features = lattice(np.random.default_rng(seed), n, 6)
+    elements = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=40)))
+    found = nearest_to_elements(features, elements, k)
+    same_bytes(found, reference.nearest(features[elements], features, min(k, n), own=elements))
+
+
+@settings(deadline=None, max_examples=80)
+@given(seed=seeds_of_rng, n=st.integers(2, 60), k=st.integers(1, 70), share=st.sampled_from([0.0, 0.2, 0.9, 1.0]))
+def test_the_nearest_of_those_shown_are_found_however_many_are_hidden(seed, n, k, share):
+    rng, asked = np.random.default_rng(seed), []
+    queries, features, hidden = lattice(rng, 5, 6), lattice(rng, n, 6), rng.random(n) < share
+
+    def find(count):
+        asked.append(count)
+        return nearest(queries, features, count)
+
+    found = nearest_of_shown(find, hidden, k)
+    shown = np.flatnonzero(~hidden)
+    ids, sims = np.empty((5, 0), int), np.empty((5, 0), np.float32)
+    if len(shown):
+        ids, sims = reference.nearest(queries, features[shown], min(k, len(shown)))
+        ids = shown[ids]
+    same_bytes(found, (ids, sims))
+    assert max(asked) <= n
+    if not hidden.any():
+        assert len(asked) == 1
+
+
+@settings(deadline=None, max_examples=80)
+@given(seed=seeds_of_rng, n=st.integers(2, 60), k=st.integers(1, 70), at=st.floats(0, 1))
+def test_the_nearest_of_two_parts_joined_are_the_nearest_of_all(seed, n, k, at):
+    rng = np.random.default_rng(seed)
+    queries, features, split = lattice(rng, 7, 6), lattice(rng, n, 6), max(1, min(n - 1, int(at * n)))
+    first, second = nearest(queries, features[:split], k), nearest(queries, features[split:], k)
+    behind = Neighbors(second.ids + np.int32(split), second.sims)
+    for a, b in ((first, behind), (behind, first)):
+        same_bytes(joined(a, b, k), reference.nearest(queries, features, min(k, n)))
 
 
 @pytest.mark.parametrize("make", [scattered, clusters, curves])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import suffuse
-from builds import PARAMS, SUPPORTS, D, N, names_beside, with_support
+from builds import PARAMS, SUPPORTS, D, N, directory_bytes, names_beside, with_support
 from data import clusters, unit
 from indexes import stored_column
 from suffuse import store
@@ -44,7 +44,8 @@ def test_the_summary_agrees_with_the_manifest_and_the_files(features, tmp_path):
     assert summary.resumed == 0
     assert tuple(summary.seconds) == STAGES
     assert all(seconds >= 0 for seconds in summary.seconds.values())
-    assert sorted(sizes) == ["codes.npy", "features.npy", "indptr.npy", "manifest.json", "scales.npy"]
+    lists = ["list_ids.npy", "list_sims.npy"]
+    assert sorted(sizes) == ["codes.npy", "features.npy", "indptr.npy", *lists, "manifest.json", "scales.npy"]
     assert names_beside(path) == ["x.index"]
     assert manifest.params == PARAMS
 
@@ -206,6 +207,47 @@ def test_a_graph_that_the_parameters_do_not_know_is_refused(features, tmp_path):
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"with_graph": true', '"with_graph": false'))
     with pytest.raises(IndexBroken, match="with_graph=False and names 3 of the 3 files of the graph"):
+        Index.open(path)
+
+
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_the_lists_are_in_the_index_unless_they_are_not_wanted(features, tmp_path, support):
+    build(features, tmp_path / "x.index", with_support(support))
+    expected = nearest_to_rows(Index.open(tmp_path / "x.index").features, 0, N, PARAMS.k)
+    np.testing.assert_array_equal(np.load(tmp_path / "x.index" / "list_ids.npy"), expected.ids)
+    np.testing.assert_array_equal(np.load(tmp_path / "x.index" / "list_sims.npy"), expected.sims)
+    build(features, tmp_path / "without.index", with_support(support, with_lists=False))
+    a, b = (directory_bytes(tmp_path / f"{name}.index") for name in ("x", "without"))
+    assert a.keys() - b.keys() == {"list_ids.npy", "list_sims.npy"}
+    assert all(a[name] == b[name] for name in b.keys() - {"manifest.json"})
+
+
+LIST_DAMAGES = {
+    "a file is gone": (lambda path: (path / "list_sims.npy").unlink(), "list_sims.npy is missing"),
+    "ids do not exist": (lambda path: change(path / "list_ids.npy", (3, 1), N), "list_ids.npy holds an id outside"),
+    "ids are negative": (lambda path: change(path / "list_ids.npy", (3, 1), -1), "list_ids.npy holds an id outside"),
+    "not a number": (lambda path: change(path / "list_sims.npy", (3, 1), np.nan), "list_sims.npy .* not finite"),
+}
+
+
+@pytest.mark.parametrize("name", LIST_DAMAGES)
+def test_damaged_lists_are_noticed(features, tmp_path, monkeypatch, name):
+    damage, message = LIST_DAMAGES[name]
+    path = tmp_path / "x.index"
+    build(features, path, PARAMS)
+    damage(path)
+    # As if the damage had been there when the hashes were taken.
+    monkeypatch.setattr(store, "sha256_of", lambda file: read_manifest(path).files[file.name]["sha256"])
+    with pytest.raises(IndexBroken, match=message):
+        verify(path)
+
+
+def test_lists_that_the_parameters_do_not_know_are_refused(features, tmp_path):
+    path = tmp_path / "x.index"
+    build(features, path, PARAMS)
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"with_lists": true', '"with_lists": false'))
+    with pytest.raises(IndexBroken, match="with_lists=False, which does not fit the files that it names"):
         Index.open(path)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from builds import PARAMS, N, directory_bytes, finished_tasks, names_beside
-from suffuse import offline
+from suffuse import offline, stages
 from suffuse.errors import BuildInterrupted, IndexExists, IndexMissing, InvalidInput, InvalidParams, SuffuseError
 from suffuse.index import Index
 from suffuse.offline import build
@@ -65,7 +65,7 @@ def test_finished_blocks_are_not_computed_again(features, expected, tmp_path, mo
         raise AssertionError("this was done already")
 
     for task in ("neighbors_task", "lists_task", "edges_task", "graph_task", "columns_task"):
-        monkeypatch.setattr(offline, task, never)
+        monkeypatch.setattr(stages, task, never)
     assert build(features, tmp_path / "x.index", PARAMS).resumed == 10
     assert directory_bytes(tmp_path / "x.index") == expected["graph"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from builds import PARAMS, SUPPORTS, N, directory_bytes, with_support
 from data import curves, duplicated
-from suffuse import blocks, offline
+from suffuse import blocks, stages
 from suffuse.arrays import write_array
 from suffuse.errors import BuildInterrupted
 from suffuse.offline import build
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")
 
 
 def use_blocks_of(monkeypatch, rows):
-    for module in (blocks, offline):
+    for module in (blocks, stages):
         monkeypatch.setattr(module, "block_rows", lambda _: rows)
 
 

@@ -1,12 +1,14 @@
 """The page with the real service behind it: pictures along a curve, and a model that knows them by their colour."""
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from suffuse import Params, build
-from suffuse.service import create_app
+from suffuse import Index, Params, build
+from suffuse.service import Limits, create_app
 
 pytest_plugins = ["browser"]
 
@@ -107,6 +109,36 @@ def test_an_item_that_is_not_there_is_told(open_service):
     tab.refusals_expected = True
     expect(page.get_by_role("alert")).to_contain_text("100000")
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
+
+
+def test_a_picture_that_is_removed_while_it_is_shown_breaks_nothing(pictures, serving, open_tab, tmp_path):
+    """Its tile stays until the next search; to ask for it is answered in words."""
+    root, model = pictures
+    shutil.copytree(root / "arc.index", tmp_path / "arc.index")
+    limits = Limits(refresh_seconds=0.01)
+    app = create_app(tmp_path / "arc.index", image_root=root, extractor=model, limits=limits)
+    tab = open_tab()
+    tab.address = serving(app)
+    page = tab.open("?items=20")
+    expect(page.locator("#list-diffusion .hit")).to_have_count(24)
+    tile = page.locator("#list-diffusion .hit").nth(4)
+    gone = int(tile.get_attribute("data-id"))
+    Index.open(tmp_path / "arc.index").remove([gone])
+    while app.state.service.engine.summary().generation != 2:
+        pass
+    tab.refusals_expected = True
+    tile.hover()
+    expect(page.locator("#why")).to_contain_text(f"no item {gone}")
+    tile.locator(".more-like").click()
+    expect(page.get_by_role("alert")).to_contain_text(f"no image {gone}")
+    page.go_back()
+    expect(page.locator("#list-diffusion .hit")).to_have_count(24)
+    page = tab.open("?items=20")
+    expect(page.locator("#list-diffusion .hit")).to_have_count(24)
+    expect(page.locator(f"#list-diffusion [data-id='{gone}'], #list-knn [data-id='{gone}']")).to_have_count(0)
+    page = tab.open()
+    expect(page.locator(".tile").first).to_be_visible()
+    expect(page.get_by_role("link", name=f"Find more like {gone:02d}.png")).to_have_count(0)
 
 
 def test_the_description_of_the_api_works_without_the_internet(open_service):

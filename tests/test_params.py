@@ -68,6 +68,8 @@ EXPONENT = "a number above 0 and at most 100"
         ("probes", True, COUNT_OF_1),
         ("with_graph", 1, "True or False"),
         ("with_graph", "yes", "True or False"),
+        ("with_lists", 1, "True or False"),
+        ("with_lists", None, "True or False"),
         ("probes", 1.5, COUNT_OF_1),
         ("ef", 0, COUNT_OF_1),
         ("ef", "128", COUNT_OF_1),
@@ -152,6 +154,7 @@ def parameters(draw):
         "support_search": draw(st.sampled_from(["exact", "ivfadc", "hnsw"])),
         "seed_search": draw(st.sampled_from(["exact", "hnsw"])),
         "with_graph": draw(st.booleans()),
+        "with_lists": draw(st.booleans()),
     }
     whiten = {} if draw(st.booleans()) else {"whiten": None}
     return wide | texts | whiten
@@ -182,7 +185,7 @@ def test_an_unknown_name_is_refused_and_the_known_ones_are_listed():
 # Parameters that came later, with the values that describe the indexes from before.
 LATER = {
     "pool": "none", "graph_search": "exact", "support_search": "exact", "seed_search": "exact", "probes": 32, "ef": 128,
-    "with_graph": False,
+    "with_graph": False, "with_lists": False,
 }  # fmt: skip
 
 
@@ -237,4 +240,5 @@ def test_the_defaults_are_the_ones_that_the_documentation_promises():
         "probes": 32,
         "ef": 128,
         "with_graph": False,
+        "with_lists": True,
     }

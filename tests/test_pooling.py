@@ -81,7 +81,7 @@ def test_pooled_columns_hold_images_and_are_smaller(indexes):
 
 def test_keep_counts_images(regions, tmp_path):
     suffuse.build(regions, tmp_path / "few", dataclasses.replace(WHOLE, keep=3), owners=OWNERS)
-    assert np.diff(Index.open(tmp_path / "few")._stored.indptr).max() == 3
+    assert np.diff(Index.open(tmp_path / "few").now._stored.columns.starts).max() == 3
 
 
 def test_verify_knows_that_ids_are_images(indexes, regions, tmp_path):
@@ -156,12 +156,12 @@ def image_vectors_slowly(index):
 
 
 def test_image_vectors_are_roots_of_sums_over_regions(indexes):
-    stored = indexes["sum"]._stored.images
+    stored = indexes["sum"].now._stored.images
     _, expected = image_vectors_slowly(indexes["sum"])
     found = np.zeros((30, 30))
     for image in range(30):
-        places = slice(stored.indptr[image], stored.indptr[image + 1])
-        found[image, stored.rows[places]] = stored.values[places]
+        places = slice(stored.starts[image], stored.stops[image])
+        found[image, stored.entries[places]] = stored.values[places]
         assert (np.diff(stored.values[places]) <= 0).all()
     np.testing.assert_allclose(found, expected, rtol=1e-5 if stored.values.dtype == np.float32 else 1e-3)
 

@@ -17,6 +17,7 @@ from data import clusters, curves
 from postgres import LOCKED
 from suffuse import Index, IndexBroken, InvalidInput, InvalidParams, Params
 from suffuse.diffusion import Entries
+from suffuse.errors import DatabaseProblem
 from suffuse.postgres import PostgresIndex, export, export_index, rows
 from suffuse.postgres.tables import NAMES
 
@@ -128,7 +129,7 @@ def test_an_export_waits_for_readers_and_gives_up_in_the_end(server, two, monkey
         before = reader.execute("SELECT id FROM held.search(%s)", [str([1.0] * D)]).fetchall()
         with monkeypatch.context() as impatient:
             impatient.setattr(export, "_ATTEMPTS", 2)
-            with pytest.raises(InvalidInput, match="does not end; the old index stays"):
+            with pytest.raises(DatabaseProblem, match="does not end; the old index stays"):
                 export_index(two[1], server.url, "held")
         assert reader.execute("SELECT id FROM held.search(%s)", [str([1.0] * D)]).fetchall() == before
         waiting = threading.Thread(target=export_index, args=[two[1], server.url, "held"])
@@ -165,7 +166,7 @@ def test_a_role_that_may_only_read_can_search_also_after_the_next_export(server,
     export_index(two[0], server.url, "read")
     server.run("CREATE ROLE reader LOGIN")
     url = server.as_role("reader")
-    with PostgresIndex(url, "read") as index, pytest.raises(InvalidInput, match="permission denied for schema read"):
+    with PostgresIndex(url, "read") as index, pytest.raises(DatabaseProblem, match="permission denied for schema read"):
         index.search(QUERIES)
     server.run("GRANT USAGE ON SCHEMA read TO reader")
     server.run("GRANT SELECT ON read.parameters, read.items, read.columns, read.whitening TO reader")
@@ -178,9 +179,9 @@ def test_a_role_that_may_only_read_can_search_also_after_the_next_export(server,
             for change in ("DELETE FROM read.items", "UPDATE read.parameters SET gamma = 1", "DROP VIEW read.items"):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     index._connection.execute(change)
-    with pytest.raises(InvalidInput, match="ask the owner of the database"):
+    with pytest.raises(DatabaseProblem, match="ask the owner of the database"):
         export_index(two[0], url, "read")
-    with pytest.raises(InvalidInput, match="permission denied for database"):
+    with pytest.raises(DatabaseProblem, match="permission denied for database"):
         export_index(two[0], url, "their own")
 
 
@@ -228,7 +229,7 @@ def test_a_schema_of_another_program_is_left_alone(server, two):
     server.run("CREATE SCHEMA theirs")
     server.run("CREATE TABLE theirs.items (id integer)")
     with pytest.raises(
-        InvalidInput, match=r"'theirs' holds 'items', which is not of an export; choose another --schema"
+        DatabaseProblem, match=r"'theirs' holds 'items', which is not of an export; choose another --schema"
     ):
         export_index(two[0], server.url, "theirs")
     assert tables(server, "theirs") == {"items"}

@@ -9,6 +9,7 @@ import suffuse
 from data import curves, scattered
 from postgres import assert_same_ranking
 from suffuse import Index, InvalidInput, InvalidParams, Params, similar
+from suffuse.errors import DatabaseProblem
 from suffuse.explain import explain
 from suffuse.postgres import PostgresIndex, export_index
 
@@ -166,8 +167,9 @@ def test_bad_requests_are_named(both, queries):
         (lambda: database.explain(queries[0], N), f"there is no item {N}"),
         (lambda: database.explain(queries[0], -1), "there is no image -1"),
     ):
-        with pytest.raises(InvalidInput, match=message):
+        with pytest.raises(InvalidInput, match=message) as told:
             wrong()
+        assert not isinstance(told.value, DatabaseProblem)
     for top, seeds in ((0, 10), (10, 0), (True, 10), (10, 2.5)):
         with pytest.raises(InvalidParams, match="must be a whole number of at least 1"):
             database.search(queries, top, seeds)
@@ -195,5 +197,5 @@ def test_the_functions_check_what_other_clients_send(both, call, message):
 
 
 def test_a_schema_without_an_index_says_so(server):
-    with PostgresIndex(server.url, "nothing here") as database, pytest.raises(InvalidInput, match="suffuse export"):
+    with PostgresIndex(server.url, "nothing here") as database, pytest.raises(DatabaseProblem, match="suffuse export"):
         database.search(np.ones((1, D)))

@@ -22,7 +22,8 @@ texts = st.text(st.sampled_from("abAB ßİıσς\0é日\n"), max_size=6)
 
 def catalogue(items):
     text, offsets = encode_items(items)
-    return Catalogue(Items(Ids(len(items)), memoryview(text), offsets))
+    ids = Ids(len(items))
+    return Catalogue(ids, Items(ids, memoryview(text), offsets))
 
 
 def folded(text):

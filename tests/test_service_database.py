@@ -62,7 +62,7 @@ def test_exact_seeds_and_links_find_the_same_here(server, paths, index, kind):
             server.url, f"served {kind}", image_root=None, extractor=None, limits=Limits(), exact=exact
         )
         found.append(engine.search(request))
-        assert len(engine) == N
+        assert engine.summary().images == N
         engine.close()
     assert ids(found[0]) == ids(found[1])
 
@@ -200,6 +200,19 @@ def test_explanations_of_nothing_are_refused(plain, asked, status):
 
 
 # --- what there is
+
+
+@pytest.mark.parametrize("options", [{}, {"token": "t"}])
+def test_changes_are_to_be_made_to_the_index_itself(server, paths, options):
+    with serving.serve(server.url, schema="served plain", **options) as client:
+        client._client.headers["Authorization"] = "Bearer t"
+        for method, address in (
+            ("POST", "/api/items"), ("PUT", "/api/items/3"), ("DELETE", "/api/items/3"), ("POST", "/api/compact"),
+        ):  # fmt: skip
+            assert "export" in client(method, address, 501, json={"vectors": [[1.0] * D]}).json()["error"]["hint"]
+        told = client.json("/api/changes")
+        assert (told["enabled"], told["images"], told["stale"]) == (False, N, 0)
+        assert told["generation"] >= 1
 
 
 def test_it_tells_what_the_index_tells(plain, opened):

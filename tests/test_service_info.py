@@ -8,6 +8,8 @@ import pytest
 import serving
 from serving import N, name_of
 from suffuse import Params
+from suffuse.ids import Ids
+from suffuse.items import Items, encode_items
 from suffuse.service import Limits, app
 from suffuse.service.catalogue import Catalogue
 
@@ -72,7 +74,9 @@ def test_info_tells_what_the_index_holds_and_what_can_be_done(client):
 
 def test_a_field_with_many_values_offers_the_commonest():
     values = [f"v{number:03}" for number in range(80)] + ["v079"] * 5
-    fields = Catalogue([{"name": "x", "tag": value} for value in values]).fields()
+    text, offsets = encode_items([{"name": "x", "tag": value} for value in values])
+    ids = Ids(len(values))
+    fields = Catalogue(ids, Items(ids, memoryview(text), offsets)).fields()
     assert len(fields["tag"]["values"]) == 50
     assert "v079" in fields["tag"]["values"]
 
@@ -136,7 +140,8 @@ def test_what_is_not_there_is_said_in_one_shape(client, path, status):
 
 def test_methods_that_an_address_does_not_take_are_refused(client):
     client("POST", "/api/info", 405)
-    client("DELETE", "/api/items/3", 405)
+    client("PATCH", "/api/items/3", 405)
+    client("DELETE", "/api/items", 405)
     client("GET", "/api/search", 405)
 
 
@@ -172,7 +177,7 @@ def test_the_documentation_has_examples_and_names_every_error(client):
     schema = client.json("/openapi.json")
     assert set(schema["paths"]) == {
         "/healthz", "/readyz", "/metrics", "/api/info", "/api/items", "/api/items/{id}", "/api/items/{id}/image",
-        "/api/items/{id}/thumb", "/api/search", "/api/explain",
+        "/api/items/{id}/thumb", "/api/search", "/api/explain", "/api/compact", "/api/changes",
     }  # fmt: skip
     assert schema["components"]["schemas"]["SearchRequest"]["examples"]
     for operations in schema["paths"].values():

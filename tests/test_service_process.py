@@ -121,6 +121,38 @@ def test_the_token_may_come_from_the_environment(path):
         process.stderr.close()
 
 
+def test_the_token_may_be_in_a_file_that_others_cannot_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("SUFFUSE_TOKEN", raising=False)
+    assert serve_verb._token(None) is None
+    file = tmp_path / "token"
+    file.write_text(" open sesame\n")
+    file.chmod(0o600)
+    assert serve_verb._token(file) == "open sesame"
+    assert capsys.readouterr().err == ""
+    file.chmod(0o644)
+    serve_verb._token(file)
+    assert "chmod 600" in capsys.readouterr().err
+    monkeypatch.setenv("SUFFUSE_TOKEN", "other")
+    assert serve_verb._token(file) == "open sesame"
+    assert serve_verb._token(None) == "other"
+    monkeypatch.setenv("SUFFUSE_TOKEN", " ")
+    with pytest.raises(InvalidParams, match="SUFFUSE_TOKEN must not be empty"):
+        serve_verb._token(None)
+    for content in (b"", b"\n\n", b"one\ntwo", b"\xff\xfe"):
+        file.write_bytes(content)
+        with pytest.raises(InvalidInput, match="token"):
+            serve_verb._token(file)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        serve_verb._token(tmp_path / "nothing")
+
+
+def test_no_token_is_taken_from_the_command_line(path):
+    process = started(path, "--port", 0, "--token", "secret")
+    _, told = process.communicate()
+    assert process.returncode != 0
+    assert "No such option" in told
+
+
 def test_a_port_that_is_taken_is_said(path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = started(path, "--port", taken.getsockname()[1])
@@ -142,8 +174,6 @@ def test_what_cannot_be_listened_on_is_refused(path):
     for port in (-1, 65536):
         with pytest.raises(InvalidParams, match="port must be"):
             serve_verb.serve(path, port=port)
-    with pytest.raises(InvalidParams, match="token must not be empty"):
-        serve_verb.serve(path, token=" ")
     with pytest.raises(InvalidInput, match=r"cannot listen on 203\.0\.113\.1"):
         serve_verb.serve(path, host="203.0.113.1", port=0)
 
@@ -161,12 +191,13 @@ def test_it_knows_which_addresses_are_this_machine_only(host, local):
     assert serve_verb._is_loopback(host) == local
 
 
-def test_it_warns_when_everyone_can_see_the_pictures(path, monkeypatch, capsys):
+def test_it_warns_when_everyone_can_see_the_pictures(path, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(serve_verb, "_run", lambda _app, _sock: None)
     serve_verb.serve(path, host="0.0.0.0", port=0)
-    assert "choose a --token" in capsys.readouterr().err
-    serve_verb.serve(path, host="0.0.0.0", port=0, token="x")
-    assert "choose a --token" not in capsys.readouterr().err
+    assert "choose a --token-file" in capsys.readouterr().err
+    (tmp_path / "token").write_text("x\n")
+    serve_verb.serve(path, host="0.0.0.0", port=0, token_file=tmp_path / "token")
+    assert "choose a --token-file" not in capsys.readouterr().err
 
 
 def test_the_page_opens_when_it_is_ready(path, monkeypatch):

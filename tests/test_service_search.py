@@ -54,7 +54,7 @@ def test_both_lists_tell_the_rank_in_the_other(client):
 
 
 def test_ranks_beyond_the_first_thousand_are_not_told(client, monkeypatch):
-    monkeypatch.setattr("suffuse.service.engine.OTHER_RANKS", 2)
+    monkeypatch.setattr("suffuse.service.view.OTHER_RANKS", 2)
     hits = client.search(positive=[3], top=N)["results"]["knn"]["hits"]
     assert sorted(hit["other_rank"] for hit in hits if hit["other_rank"]) == [1, 2]
 

@@ -177,8 +177,8 @@ def test_the_second_look_of_regions_takes_the_roots_of_both_sides(pooled_index):
     length = np.sqrt(np.abs(plus**2 - minus**2).sum())
     for id, score in zip(found.ids[above].tolist(), found.scores[above].tolist(), strict=True):
         own = np.zeros(20)
-        places = slice(images.indptr[id], images.indptr[id + 1])
-        own[images.rows[places]] = images.values[places]
+        places = slice(images.starts[id], images.stops[id])
+        own[images.entries[places]] = images.values[places]
         assert score == pytest.approx(own @ (plus - minus) / np.linalg.norm(own) / length, rel=1e-3, abs=1e-5)
 
 

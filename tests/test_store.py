@@ -172,17 +172,18 @@ def test_an_index_holds_what_it_was_built_from(regional):
     np.testing.assert_array_equal(stored.whitening.projection, whitening.projection)
     np.testing.assert_array_equal(stored.owners, owners)
     assert list(stored.items) == names
-    assert [mapped.array.dtype for mapped in stored.columns] == [np.uint8, np.float32]
+    assert [stored.columns.entries.dtype, stored.columns.values.dtype] == [np.uint8, np.float32]
     assert {"elements": 60, "images": 20, "dimensions": 6}.items() <= stored.manifest.counts.items()
-    assert (stored.indptr[0], stored.indptr[-1]) == (0, len(stored.columns[0].array))
+    assert (stored.columns.starts[0], stored.columns.stops[-1]) == (0, len(stored.columns.entries))
+    np.testing.assert_array_equal(stored.columns.starts[1:], stored.columns.stops[:-1])
 
 
 def test_an_index_without_owners_whitening_and_names_has_none(plain):
     _, path = plain
     stored = open_index(str(path))
     assert (stored.owners, stored.whitening, stored.items[49]) == (None, None, {})
-    assert [mapped.array.dtype for mapped in stored.columns] == [np.int32, np.float32]
-    assert stored.indptr[-1] == len(stored.columns[0].array) == stored.manifest.counts["entries"]
+    assert [stored.columns.entries.dtype, stored.columns.values.dtype] == [np.int32, np.float32]
+    assert stored.columns.stops[-1] == len(stored.columns.entries) == stored.manifest.counts["entries"]
     assert len(stored.items) == 50
 
 
@@ -196,7 +197,8 @@ def test_a_manifest_survives_writing_and_reading(regional, tmp_path):
 
 
 def test_a_directory_holds_the_files_that_its_manifest_names_and_nothing_else(regional, plain):
-    always, plainly, coded = ["features.npy", "indptr.npy"], ["rows.npy", "values.npy"], ["codes.npy", "scales.npy"]
+    always = ["features.npy", "indptr.npy", "list_ids.npy", "list_sims.npy"]
+    plainly, coded = ["rows.npy", "values.npy"], ["codes.npy", "scales.npy"]
     extras = ["item_offsets.npy", "items.jsonl", "owners.npy", "whitening_mean.npy", "whitening_projection.npy"]
     extras += ["image_indptr.npy", "image_rows.npy", "image_values.npy"]
     for path, expected in ((regional[-1], [*always, *coded, *extras]), (plain[-1], [*always, *plainly])):
@@ -250,14 +252,14 @@ def test_an_open_index_can_be_moved_and_a_copy_is_the_same_index(plain, tmp_path
 
 EXPECTED = [
     {"version": 1, **case} | {"search": {"refine": 0} | case["search"]}
-    for name in ("expected.json", "expected-2.json")
+    for name in ("expected.json", "expected-2.json", "expected-3.json")
     for case in json.loads((GOLDEN / name).read_text())
 ]
 
 
 @pytest.mark.parametrize("case", EXPECTED, ids=lambda case: f"{case['index']} {case['search']}")
 def test_an_index_of_every_format_version_opens_verifies_and_gives_the_hits_it_gave(case):
-    """Written once by tests/golden/make.py and make_2.py; every later version must read them."""
+    """Written once by tests/golden/make.py, make_2.py and make_3.py; every later version must read them."""
     path = GOLDEN / case["index"]
     assert verify(path) == size_on_disk(read_manifest(path))
     index = suffuse.Index.open(path)
@@ -271,4 +273,19 @@ def test_an_index_of_every_format_version_opens_verifies_and_gives_the_hits_it_g
 
 
 def test_the_golden_files_stay_small():
-    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 100_000
+    files = [path for path in GOLDEN.rglob("*") if path.is_file()]
+    for version in range(1, FORMAT_VERSION + 1):
+        sizes = [path.stat().st_size for path in files if f"version-{version}" in str(path.relative_to(GOLDEN))]
+        assert 0 < sum(sizes) < 45_000
+    assert sum(path.stat().st_size for path in files) < 50_000 * FORMAT_VERSION
+
+
+def test_the_golden_index_that_changed_has_segments_and_the_compacted_one_a_base_of_its_own():
+    """Else they would not show that either still opens."""
+    changed, compacted = (read_manifest(GOLDEN / f"version-3{kind}.index") for kind in ("", "-images"))
+    assert (changed.base, len(changed.segments)) == ("", 2)
+    assert (compacted.base, len(compacted.segments)) == ("base-000003", 1)
+    assert "ids.npy" in compacted.files
+    ids = suffuse.Index.open(GOLDEN / "version-3-images.index").ids
+    assert ids.shown().tolist() == sorted(set(range(34)) - {2, 9})
+    assert ids.hidden.sum() == 2

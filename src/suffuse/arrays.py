@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import hashlib
+import io
 import json
 import math
 import mmap
@@ -162,32 +163,42 @@ def map_array(path: Path) -> Mapped:
     """Open a .npy file as a read-only memory map; anything odd about it is an `IndexBroken` that names it."""
     try:
         with path.open("rb") as stream:
-            version = np.lib.format.read_magic(stream)
-            if version != (1, 0):
-                raise IndexBroken(f"{path.name} has .npy version {version}, expected (1, 0); build the index again")
-            with _HEADER_LOCK:
-                shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
-            offset, size = stream.tell(), os.fstat(stream.fileno()).st_size
-            count = math.prod(shape)
-            expected = offset + dtype.itemsize * count
-            if dtype.hasobject or not dtype.isnative or fortran_order or min(shape, default=0) < 0:
-                raise IndexBroken(
-                    f"{path.name} holds {dtype} of shape {shape} in an order that Suffuse never writes;"
-                    " build the index again"
-                )
-            if size != expected:
-                raise IndexBroken(
-                    f"{path.name} has {size} bytes, its header promises {expected}; copy or build the index again"
-                )
+            dtype, shape, offset = _read_header(stream, os.fstat(stream.fileno()).st_size, path.name)
             mapped = _mapped_once(stream.fileno())
-            return Mapped(np.frombuffer(mapped, dtype, count, offset).reshape(shape), mapped, offset)
+            return Mapped(np.frombuffer(mapped, dtype, math.prod(shape), offset).reshape(shape), mapped, offset)
     except FileNotFoundError as error:
         raise IndexBroken(f"{path.name} is missing; copy or build the index again") from error
+    except (OSError, ValueError) as error:
+        raise IndexBroken(f"{path.name} cannot be read: {error}; copy or build the index again") from error
+
+
+def parse_array(data: bytes, name: str) -> NDArray[Any]:
+    """The array in the bytes of a .npy file, without a copy; as strict as `map_array`."""
+    dtype, shape, offset = _read_header(io.BytesIO(data), len(data), name)
+    return np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
+
+
+def _read_header(stream: BinaryIO, size: int, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type and shape of a .npy file of `size` bytes, and where its data starts; such as Suffuse writes, or an error."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version != (1, 0):
+            raise IndexBroken(f"{name} has .npy version {version}, expected (1, 0); build the index again")
+        with _HEADER_LOCK:
+            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
     except IndexBroken:
         raise
     except Exception as error:
         # numpy reads a header as a piece of Python: a damaged one fails in most ways that Python knows.
-        raise IndexBroken(f"{path.name} cannot be read: {error}; copy or build the index again") from error
+        raise IndexBroken(f"{name} cannot be read: {error}; copy or build the index again") from error
+    if dtype.hasobject or not dtype.isnative or fortran_order or min(shape, default=0) < 0:
+        raise IndexBroken(
+            f"{name} holds {dtype} of shape {shape} in an order that Suffuse never writes; build the index again"
+        )
+    expected = stream.tell() + dtype.itemsize * math.prod(shape)
+    if size != expected:
+        raise IndexBroken(f"{name} has {size} bytes, its header promises {expected}; copy or build the index again")
+    return dtype, shape, stream.tell()
 
 
 def map_extended(path: Path, more: NDArray[Any]) -> Mapped:

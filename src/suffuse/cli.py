@@ -10,13 +10,23 @@ import logging
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from suffuse import __version__, bench_verb, image_verbs, postgres_verb, research, serve_verb
+from suffuse import (
+    __version__,
+    bench_verb,
+    change_verbs,
+    image_verbs,
+    postgres_verb,
+    research,
+    serve_verb,
+    state_verbs,
+)
 from suffuse.errors import InvalidParams, SuffuseError
 from suffuse.params import GraphSearch, Params, Search, SeedSearch, Support, ValueType
+from suffuse.state_verbs import IndexArgument
 from suffuse.terminal import console, progress_bars
 
 if TYPE_CHECKING:
@@ -38,6 +48,8 @@ app = typer.Typer(
     ),
 )
 
+for verb in (change_verbs.add, change_verbs.replace, change_verbs.remove, change_verbs.compact):
+    app.command(rich_help_panel="Change an index")(verb)
 app.command(rich_help_panel="Pictures and the page")(image_verbs.images)
 app.command(rich_help_panel="Pictures and the page")(image_verbs.extract)
 app.command(rich_help_panel="Pictures and the page")(serve_verb.serve)
@@ -83,9 +95,6 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.", show_default=False)]
 
 
 @app.command()
@@ -251,39 +260,8 @@ def search(
         first += len(hits.ids)
 
 
-@app.command()
-def info(
-    index: IndexArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
-) -> None:
-    """Show what an index holds: counts, parameters, sizes, and what its graph looks like."""
-    from suffuse.manifest import size_on_disk
-    from suffuse.store import open_index
-
-    manifest = open_index(index).manifest
-    content = {
-        "path": str(index),
-        "version": manifest.version,
-        "created_by": manifest.created_by,
-        "counts": manifest.counts,
-        "params": manifest.params.to_dict(),
-        "graph": manifest.graph,
-        "bytes": {name: description["bytes"] for name, description in manifest.files.items()},
-        "bytes_total": size_on_disk(manifest),
-    }
-    if as_json:
-        typer.echo(json.dumps(content, indent=2))
-        return
-    _print_info(content)
-
-
-@app.command()
-def verify(index: IndexArgument) -> None:
-    """Check every byte of an index against the hashes in its manifest."""
-    from suffuse.store import verify as verify_index
-
-    checked = verify_index(index)
-    typer.echo(f"{index} is sound: {checked:,} bytes checked")
+app.command()(state_verbs.info)
+app.command()(state_verbs.verify)
 
 
 @app.command()
@@ -363,30 +341,3 @@ def _print_table(index: "Index", hits: "Hits", first: int) -> None:
         for rank, (id, score) in enumerate(zip(ids, scores, strict=True), 1):
             table.add_row(str(rank), str(id), f"{score:.4f}", escape(index.items.name(id)))
         out.print(table)
-
-
-def _print_info(content: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
-    counts, graph = content["counts"], content["graph"]
-    columns = sum(content["bytes"].get(f"{name}.npy", 0) for name in ("indptr", "codes", "scales", "rows", "values"))
-    rows = {
-        "index": f"{content['path']} (format {content['version']}, by {content['created_by']})",
-        "images": f"{counts['images']:,}",
-        "elements": f"{counts['elements']:,} of {counts['dimensions']} dimensions",
-        "entries": f"{counts['entries']:,}, {counts['entries'] / counts['elements']:.1f} per column",
-        "unconverged": f"{counts['unconverged']:,} columns",
-        "graph": f"{graph['edges']:,} edges; degree {graph['degree_mean']:.1f} on average,"
-        f" median {graph['degree_median']:g}, largest {graph['degree_largest']}",
-        "": f"{graph['isolated']:,} isolated nodes; {graph['components']:,} components,"
-        f" the largest with {graph['largest_component']:,}",
-        "on disk": f"{content['bytes_total'] / 1e6:,.1f} MB: features {content['bytes']['features.npy'] / 1e6:,.1f},"
-        f" columns {columns / 1e6:,.1f}",
-        "parameters": ", ".join(f"{name} {value}" for name, value in content["params"].items() if value is not None),
-    }
-    for name, text in rows.items():
-        table.add_row(name, text)
-    console(stderr=False).print(table)

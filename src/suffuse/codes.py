@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from suffuse.diffusion import Columns, Entries, places_of
 from suffuse.errors import IndexBroken
@@ -52,11 +52,20 @@ def held(indptr: NDArray[np.int64], entries: NDArray[Any], values: NDArray[Any])
     return Held(indptr[:-1], indptr[1:], entries, values)
 
 
+def kernel_view(array: NDArray[Any]) -> NDArray[Any]:
+    """An array as kernels take it: ids without sign, and the bits of float16, which numba does not know."""
+    views: dict[str, DTypeLike] = {"int32": np.uint32, "float16": np.uint16}
+    return array.view(views.get(array.dtype.name, array.dtype))
+
+
 def plain(columns: Held, ids: NDArray[np.integer]) -> Entries:
     """The columns of these elements, plain; of coded ones the head comes before the tail.
 
-    `starts` and `stops` must have been checked. Ids in the columns are not.
+    Ids in the columns are not checked.
     """
+    starts, stops = columns.starts[ids], columns.stops[ids]
+    if not ((starts >= 0) & (starts <= stops) & (stops <= len(columns.entries))).all():
+        raise IndexBroken("indptr.npy points outside the columns; run suffuse verify, then copy the index again")
     if columns.entries.dtype == np.uint8:
         return _decode(columns, ids)
     indptr, places = places_of(columns.starts, columns.stops, ids)

@@ -15,16 +15,20 @@ from suffuse.errors import InvalidInput
 from suffuse.features import Whitening
 from suffuse.items import encode_items
 from suffuse.machine import cores
-from suffuse.manifest import ITEMS_FILE, Manifest
+from suffuse.manifest import ITEMS_FILE, LIST_FILES, Manifest
 from suffuse.neighbors import Features, Neighbors, in_order, nearest_to_elements
 from suffuse.segments import Segment
 from suffuse.stages import Progress, Stages, assemble, run_stages
-from suffuse.store import Stored, all_lists
+from suffuse.store import Stored, all_lists, check_hashes
 from suffuse.workplace import remove
 from suffuse.writing import COMPACTING
 
 # Rows that are copied, or whose lists are searched again, at a time.
 _ROWS = 4096
+# What goes from the old base into the new one, where it gets a fresh hash: damage must not come along. Columns, graph
+# and links are made anew.
+_COPIED = ("features.npy", "owners.npy", "ids.npy", "whitening_mean.npy", "whitening_projection.npy", *LIST_FILES)
+_COPIED_NAMES = (ITEMS_FILE, "item_offsets.npy")
 
 
 class Content(NamedTuple):
@@ -40,6 +44,7 @@ def compacted(content: Content, generation: int, progress: Progress | None) -> M
     """Make the new base; returns its manifest, which is yet to be written."""
     stored, segment = content.stored, content.segment
     manifest = stored.manifest
+    check_hashes(content.directory, manifest, _COPIED + _COPIED_NAMES)
     params = dataclasses.replace(manifest.params, with_lists=True)
     features = np.concatenate([stored.features, segment.features]) if len(segment.features) else stored.features
     owners = None if stored.owners is None else np.concatenate([stored.owners, segment.owners])
@@ -116,11 +121,12 @@ def _write_lists(directory: Path, lists: Neighbors, elements: NDArray[np.int64],
             block = again[start : start + _ROWS]
             found = nearest_to_elements(rows, block, width)
             kept.ids[block, :width], kept.sims[block, :width] = found
+    kept = Neighbors(kept.ids[:, :width], kept.sims[:, :width])
     if (np.diff(elements) < 0).any():
         # Images that were replaced stand elsewhere now, and equal similarities are listed by place.
         kept = in_order(kept, np.lexsort((kept.ids, -kept.sims, kept.ids != own[:, None]), axis=1))
-    write_array(directory / "ids.npy", np.ascontiguousarray(kept.ids[:, :width]))
-    write_array(directory / "sims.npy", np.ascontiguousarray(kept.sims[:, :width]))
+    write_array(directory / "ids.npy", np.ascontiguousarray(kept.ids))
+    write_array(directory / "sims.npy", np.ascontiguousarray(kept.sims))
 
 
 def _write_whitening(index: Path, whitening: Whitening | None) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +21,8 @@ from suffuse.evaluation import (
     revisited_protocols,
 )
 from suffuse.features import check_matrix, check_owners, check_unpacked, load, load_owners
+from suffuse.matlab import read_matrices
 
-# What X and Q may be; Matlab's other classes are read by code that features have no need of.
-_MATLAB_NUMBERS = ("double", "single", "uint8")
 _CLASSIC_KEYS, _REVISITED_KEYS = ("ok", "junk"), ("easy", "hard", "junk")
 
 
@@ -238,7 +236,7 @@ def mat_set(path: str | Path, truth: str | Path | None = None, *, regional: bool
             features, queries = _columns(file)
     except InvalidInput:
         raise
-    except Exception as error:  # h5py and scipy have kinds of their own for a damaged file
+    except Exception as error:  # h5py and zlib have kinds of their own for a damaged file
         raise InvalidInput(f"{file.name} cannot be read: {error}; fetch it again") from error
     return assemble(file.stem, features, queries, judged, distractors=gallery in smaller, regional=parts)
 
@@ -269,21 +267,9 @@ def _cells(archive: Any, where: str, file: Path, *, single: bool = False) -> tup
 
 
 def _columns(file: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    from scipy.io import loadmat, whosmat
-
-    # Through a map, since that never reads more than there is: scipy makes room for whatever the file promises.
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        source: Any = mapped  # the stubs know paths only
-        kinds = {name: (shape, kind) for name, shape, kind in whosmat(source)}
-        if "X" not in kinds or "Q" not in kinds:
-            raise InvalidInput(f"{file.name} holds no X and Q; it is not one of the files that revisitop published")
-        for name in "XQ":
-            shape, kind = kinds[name]
-            if kind not in _MATLAB_NUMBERS or min(shape) < 0:
-                raise InvalidInput(f"{file.name}: {name} is {kind} of shape {shape}; save it as a matrix of numbers")
-            check_unpacked(file, math.prod(shape) * 8)
-        mapped.seek(0)
-        held = loadmat(source, variable_names=["X", "Q"])
+    held = read_matrices(file, ("X", "Q"))
+    if "X" not in held or "Q" not in held:
+        raise InvalidInput(f"{file.name} holds no X and Q; it is not one of the files that revisitop published")
     return np.ascontiguousarray(held["X"].T), np.ascontiguousarray(held["Q"].T)
 
 

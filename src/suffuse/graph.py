@@ -70,12 +70,17 @@ def order_along(graph: Graph, group: int) -> NDArray[np.uint32]:
 
     What is near on the graph is then near in memory, and what is solved together has nearly one support.
     """
+    return order_of_wanted(graph, group, np.ones(len(graph.indptr) - 1, bool))[0]
+
+
+def order_of_wanted(graph: Graph, group: int, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.uint32], int]:
+    """The same with the wanted nodes first, and how many that are: a few others may fill up their groups."""
     degrees = np.diff(graph.indptr)
     order = np.empty(len(degrees), np.uint32)
     # Groups are made where the graph is densest first: what is left over lies at the edge.
     densest_first = np.argsort(degrees.max(initial=0) - degrees, kind="stable").astype(np.uint32)
-    number_along(densest_first, group, *graph, order)
-    return order
+    count = number_along(densest_first, wanted.view(np.uint8), group, *graph, order)
+    return order, count
 
 
 def inverse(order: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from suffuse.params import Params
 from suffuse.terminal import console, progress_bars
 
 if TYPE_CHECKING:
-    from suffuse.extract.folder import Extraction
+    from suffuse.extract.folder import Extraction, Skipped
     from suffuse.extract.network import Extractor
 
 _DEFAULTS = Params()
@@ -73,7 +73,7 @@ def extract(
         # Better now than after the extraction.
         raise InvalidInput(f"{output} cannot be written there; give the name of a file in a folder that exists")
     extractor = _load(model, size, threads, pooling=pooling, mean=mean, std=std, layout=layout, output=layer)
-    found = _extract(folder, output, extractor, regions)
+    found = extract_pictures(folder, output, extractor, regions)
     if not len(found.features):
         raise InvalidInput(f"no picture in {folder} could be used; give a folder of JPEG, PNG, WebP, GIF, TIFF or BMP")
     _write_npz(output, found)
@@ -113,8 +113,8 @@ def images(
 ) -> None:
     """Make an index of a folder of pictures: find them, extract features, build.
 
-    A run that was stopped goes on when the same command is given again. After pictures were added, changed or
-    removed, the same command with --force extracts only those and builds anew.
+    A run that was stopped goes on when the same command is given again. For pictures that were added or changed later
+    there is suffuse add; the same command with --force extracts only those and builds anew.
     """
     Params(k=_DEFAULTS.k if k is None else k, truncation=truncation, keep=keep, whiten=whiten or None)  # checked first
     from suffuse.offline import build
@@ -122,7 +122,7 @@ def images(
 
     refuse_overwriting(output, force)  # better now than after the extraction
     extractor = _load(model, size, threads, pooling=pooling, mean=mean, std=std, layout=layout, output=layer)
-    found = _extract(folder, output, extractor, regions)
+    found = extract_pictures(folder, output, extractor, regions)
     pictures = len(found.items)
     if pictures < 2:
         raise InvalidInput(f"{pictures} usable pictures in {folder}; an index needs at least 2")
@@ -195,13 +195,16 @@ def _colours(name: str, text: str) -> tuple[float, ...]:
     return values * 3 if len(values) == 1 else values
 
 
-def _extract(folder: Path, output: Path, extractor: "Extractor", regions: bool) -> "Extraction":
-    """Extract with a progress bar, then say what it took and what was skipped."""
+def extract_pictures(
+    folder: Path, output: Path, extractor: "Extractor", regions: bool, skipped: Sequence["Skipped"] = ()
+) -> "Extraction":
+    """Extract with a progress bar, then say what it took and what was skipped, `skipped` among it."""
     from suffuse.extract.cache import cache_path
     from suffuse.extract.folder import extract_folder
 
     with _picture_bar() as progress:
         found = extract_folder(folder, cache_path(output), extractor, regions=regions, progress=progress)
+    found = found._replace(skipped=sorted([*skipped, *found.skipped]))
     echo = functools.partial(console(stderr=True).print, soft_wrap=True, markup=False)
     known = len(found.items) - found.extracted
     if found.extracted:

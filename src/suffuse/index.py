@@ -41,7 +41,7 @@ class Index:
 
     def refresh(self) -> bool:
         """Go on to the newest generation; whether there was one."""
-        if read_manifest(self.path).generation == self._now.manifest.generation:
+        if read_manifest(self.path) == self._now.manifest:
             return False
         self._now = Generation.open(self.path)
         return True

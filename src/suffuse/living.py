@@ -8,6 +8,7 @@ the manifest. A reader has the old generation or the new one, and so has whoever
     exact  everything as if the index had been built from what is left: the lists are kept, all columns are solved again
 """
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -22,18 +23,26 @@ from suffuse.changes import alpha_s_of, concerned, enter_lists, neighbors_in, so
 from suffuse.codes import Held, held, plain
 from suffuse.compaction import Content, compacted
 from suffuse.diffusion import Entries, image_type, image_vectors
-from suffuse.errors import ChangeFailed, InvalidInput, InvalidParams
+from suffuse.errors import ChangeFailed, IndexBroken, IndexProblem, InvalidInput, InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_owners, unit_rows
 from suffuse.items import check_items, encode_items
-from suffuse.manifest import Manifest, base_of, read_manifest, write_manifest
+from suffuse.manifest import LIST_FILES, Manifest, base_of, read_manifest, write_manifest
 from suffuse.neighbors import Features
-from suffuse.segments import Segment, empty_segment, merged, read_segments, write_segment
+from suffuse.segments import Extent, Segment, empty_segment, merged, misfit, read_segments, write_segment
 from suffuse.stages import Progress
-from suffuse.store import all_lists, is_pooled, open_index
+from suffuse.store import all_lists, check_hashes, is_pooled, open_index
 from suffuse.writing import only_writer, remove_leftovers
 
 Mode = Literal["fast", "exact"]
 MODES = ("fast", "exact")
+
+# Bytes of a segment below which its size does not matter: it is always written together with other small ones.
+_SMALL = 1 << 16
+
+# The files of the base that a fast change reads whole and that are not large; damage of them would enter the segment.
+# Features and columns are large: what is read of those is checked as it is read.
+_READ_ALWAYS = ("indptr.npy", "owners.npy", "ids.npy")
+_READ_TO_ADD = ("whitening_mean.npy", "whitening_projection.npy", *LIST_FILES)
 
 
 class ChangeSummary(NamedTuple):
@@ -82,11 +91,22 @@ def _written(path: str | Path, work: "Callable[[_Writer], ChangeSummary]") -> Ch
     read_manifest(directory)  # so that nothing is put into a directory that is no index
     try:
         with only_writer(directory):
-            return work(_Writer(directory))
+            writer = _Writer(directory)  # where this fails, the manifest may be damaged: nothing must be removed by it
+            try:
+                return work(writer)
+            except BaseException:
+                _tidy_up(directory)
+                raise
     except OSError as error:
         raise ChangeFailed(
             f"{error.strerror or error} ({error.filename or directory}); the index is as it was before"
         ) from error
+
+
+def _tidy_up(directory: Path) -> None:
+    """Remove what a change that failed has written: on a full disk, others wait for the room."""
+    with contextlib.suppress(OSError, IndexProblem):
+        remove_leftovers(directory, read_manifest(directory))
 
 
 class _Writer:
@@ -95,9 +115,9 @@ class _Writer:
     def __init__(self, directory: Path) -> None:
         self._began = time.perf_counter()
         self._directory = directory
-        remove_leftovers(directory, read_manifest(directory))
         self._stored = open_index(directory)
         self._manifest = self._stored.manifest
+        remove_leftovers(directory, self._manifest)  # not before the index is known to be whole without them
 
     def change(
         self,
@@ -123,6 +143,7 @@ class _Writer:
             return self._summary(segment, self._manifest, 0, 0)
         if mode == "exact" or (stored.lists is None and len(segment.ids)):
             return self._rebuilt(segment, next_id, progress)
+        check_hashes(self._directory, self._manifest, _READ_ALWAYS + (_READ_TO_ADD if len(segment.features) else ()))
         lists = solved = 0
         if len(segment.features):
             segment, lists = self._solved(segment)
@@ -241,7 +262,7 @@ class _Writer:
         place_of[segment.column_of] = np.arange(len(segment.column_of))
         images = np.unique(owners[segment.column_of])
         vectors = image_vectors(
-            lambda ids: _from_both(stored.columns, solved, ids, place_of[ids]),
+            lambda ids: _safe_to_pool(_from_both(stored.columns, solved, ids, place_of[ids]), places),
             owners, places, params.keep, image_type(params), images,
         )  # fmt: skip
         return segment._replace(
@@ -269,19 +290,22 @@ class _Writer:
     def _commit_segment(self, segment: Segment, next_id: int) -> Manifest:
         """Write the segment, together with older ones that are not much larger, so that there are never many."""
         manifest, directory = self._manifest, self._directory
+        extent = Extent(len(self._stored.features) + len(segment.features), self._stored.ids.count + len(segment.ids))
         kept = list(manifest.segments)
-        size = sum(array.nbytes for array in segment)
+        size = max(_SMALL, sum(array.nbytes for array in segment))
         if kept:
             older, _ = read_segments(directory, manifest)
             while kept and kept[-1]["bytes"] <= 2 * size:
                 size += kept.pop()["bytes"]
                 segment = merged([older[len(kept)], segment])
         generation = manifest.generation + 1
+        now = dataclasses.replace(manifest, generation=generation, next_id=next_id, version=3)
+        if what := misfit(segment, now, extent):
+            # Nothing that was given can lead to this: checked so that a damaged base does not spoil what is opened.
+            raise IndexBroken(f"the change would not fit the index: {what}; run suffuse verify, then copy it again")
         written = write_segment(directory, f"segment-{generation:06d}.npz", segment)
         sync_directory(directory)
-        return self._switch(
-            dataclasses.replace(manifest, generation=generation, next_id=next_id, segments=[*kept, written], version=3)
-        )
+        return self._switch(dataclasses.replace(now, segments=[*kept, written]))
 
     def _rebuilt(self, segment: Segment, next_id: int, progress: Progress | None) -> ChangeSummary:
         """A new base of everything that is left."""
@@ -294,23 +318,42 @@ class _Writer:
     def _switch(self, manifest: Manifest) -> Manifest:
         """Make a generation the one that is opened, and remove what only older ones need."""
         write_manifest(self._directory, manifest)
-        sync_directory(self._directory)
-        remove_leftovers(self._directory, manifest)
+        try:
+            sync_directory(self._directory)
+        except OSError as error:
+            raise ChangeFailed(
+                f"{error.strerror or error} ({self._directory}); the change is there and can be searched, but may be"
+                " gone after a power failure"
+            ) from error
+        with contextlib.suppress(OSError):
+            remove_leftovers(self._directory, manifest)
         return manifest
 
     def _summary(self, segment: Segment, manifest: Manifest, lists: int, solved: int) -> ChangeSummary:
-        now = open_index(self._directory)
-        shown = len(now.features)
+        stored, rebuilt = self._stored, manifest.base != self._manifest.base
+        stale = np.union1d(np.setdiff1d(stored.stale, segment.column_of), segment.stale)
         return ChangeSummary(
             ids=segment.ids,
             removed=len(segment.removed),
             lists=lists,
             solved=solved,
-            stale=len(now.stale) / shown,
-            images=now.ids.visible,
+            stale=0.0 if rebuilt else len(stale) / (len(stored.features) + len(segment.features)),
+            images=stored.ids.visible - len(segment.removed) + len(segment.ids),
             generation=manifest.generation,
             seconds=time.perf_counter() - self._began,
         )
+
+
+def _safe_to_pool(entries: Entries, images: int) -> Entries:
+    """Columns over images as the kernel can take them, which checks nothing; the base they are from may be damaged."""
+    rows, values = entries.rows, entries.values
+    if len(rows) and not (0 <= rows.min() <= rows.max() < images and np.isfinite(values).all() and values.min() >= 0):
+        raise IndexBroken(
+            "codes.npy, scales.npy, rows.npy or values.npy holds what no column holds; run suffuse verify, then copy"
+            " the index again"
+        )
+    # The kernel takes an image whose sum is zero for one that it has not met.
+    return entries._replace(values=np.maximum(values, np.finfo(values.dtype).smallest_subnormal))
 
 
 def _from_both(stored: Held, solved: Held, ids: NDArray[np.integer], places: NDArray[np.int64]) -> Entries:

@@ -53,6 +53,8 @@ HNSW_FILES = tuple(f"hnsw_{name}.npy" for name in HnswGraph._fields)
 _REQUIRED = ("features.npy", "indptr.npy")
 _CODED, _PLAIN = ("codes.npy", "scales.npy"), ("rows.npy", "values.npy")
 _LARGEST_MANIFEST = 1 << 20
+# Images without regions are in no file, so nothing else bounds how many a manifest may claim.
+_MOST_BARE, _MOST_BARE_PER_ELEMENT = 1 << 20, 64
 # Where the files of a base are, under the directory of the index; a build puts them into that itself.
 _BASE, _SEGMENT = re.compile(r"(base-\d{6,12})?"), re.compile(r"segment-\d{6,12}\.npz")
 
@@ -182,6 +184,12 @@ def _parse_manifest(content: dict[str, Any]) -> Manifest:
             raise IndexBroken(f"{MANIFEST} does not describe {name}; build the index again")
         if not isinstance(description.get("sha256"), str):
             raise IndexBroken(f"{MANIFEST} has no sha256 of {name}; build the index again")
+    backed = any(name in files for name in ("item_offsets.npy", "image_indptr.npy", "ids.npy"))
+    if not backed and counts["images"] > max(_MOST_BARE, _MOST_BARE_PER_ELEMENT * counts["elements"]):
+        raise IndexBroken(
+            f"{MANIFEST} counts {counts['images']} images and {counts['elements']} elements, which cannot be; build the"
+            " index again"
+        )
     if missing := [name for name in (*_REQUIRED, *column_files(params)) if name not in files]:
         raise IndexBroken(f"{MANIFEST} does not name {missing[0]}; build the index again")
     return Manifest(

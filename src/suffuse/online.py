@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from suffuse.arrays import blocks_read
+from suffuse.codes import kernel_view
 from suffuse.errors import IndexBroken, InvalidInput, InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_owners, check_seeds, unit_rows
 from suffuse.graph import affinity, transition
@@ -63,7 +64,7 @@ class Generation:
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
-        self._columns = tuple(map(_kernel_view, stored.columns))
+        self._columns = tuple(map(kernel_view, stored.columns))
         # Whether the last search read links or columns from disk, so that the next one should ask for them beforehand.
         self._links_on_disk = self._columns_on_disk = True
         # What is summed at query time: the regions of images, unless the columns hold images already.
@@ -173,24 +174,7 @@ class Generation:
         ef: int | None = None,
         knn: OwnKnn | None = None,
     ) -> Hits:
-        """The `top` best images for each query (m, d).
-
-        seeds   nearest elements of a query vector whose columns are summed (paper: 10; 200 for regions)
-        method  "diffusion", or "knn" for the plain ranking by cosine
-        refine  candidates that get a second look (500 unless said otherwise, 0 for none): ranked by the cosine between
-                the query's combined vector and their own column, or, in a regional index, between the roots of both
-        pooling how the scores of an image's regions become one: "sum", or, for an index built with pool="none", "max"
-                or "gmp" (generalised max pooling, Iscen et al.: regions that resemble each other count about once)
-        owners  which query each row belongs to, where a query has several regions
-        exact   find the seeds exactly in an index that was built with seed_search="hnsw", too
-        ef      candidates that such a search keeps, the more the more exact; by default more for larger indexes
-        knn     an index of your own that finds the seeds: of faiss, or with the same `search(queries, k)`, over the
-                elements of this one in the same order; it gets the queries as they are given here
-
-        Images that diffusion reached come first; the rest follow by cosine with the score 0, so that
-        top=len(index) is a full ranking. In a regional index hits are images: diffusion scores are summed
-        over an image's regions, and the plain ranking sums the best similarity for each query region.
-        """
+        """The `top` best images for each query (m, d); `index.Index.search` says what all of these are."""
         _check_count("top", top)
         _check_count("seeds", seeds)
         if ef is not None:
@@ -230,15 +214,7 @@ class Generation:
         return hits._replace(ids=self.ids.of(hits.ids))
 
     def combine(self, ids: NDArray[Any], sims: NDArray[Any], top: int = 10, *, refine: int | None = None) -> Hits:
-        """The `top` best images for queries whose nearest elements are known already: bring your own k-NN.
-
-        ids     (m, s), the seeds of each query: elements of this index, as any other search found them; a negative id
-                stands for a place where that search found nothing, and so does that of an image that was removed
-        sims    (m, s), their similarities, the larger the nearer; weights are sim ** gamma, zero where sim < 0
-        refine  as for `search`
-
-        Images that diffusion did not reach are not ranked: places that stay empty hold the id -1 and the score 0.
-        """
+        """The `top` best images for queries whose nearest elements are known already, as `index.Index.combine` says."""
         _check_count("top", top)
         refine = self._check_refine(refine)
         seeds, similar = check_seeds(
@@ -398,7 +374,7 @@ class Generation:
         stored = self._stored
         own, depth = self._columns, REFINE_DEPTH
         if stored.images is not None:
-            own, depth = tuple(map(_kernel_view, stored.images)), self.places
+            own, depth = tuple(map(kernel_view, stored.images)), self.places
         sound = np.empty_like(counts)
         # Where there is a second look, columns hold images.
         refine_candidates(
@@ -456,12 +432,6 @@ def _group(rows: Features, owners: NDArray[Any] | None) -> tuple[NDArray[np.int6
         )
     order = np.argsort(query_of, kind="stable")
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[order]
-
-
-def _kernel_view(array: NDArray[Any]) -> NDArray[Any]:
-    """An array as kernels take it: ids without sign, and the bits of float16, which numba does not know."""
-    views: dict[str, DTypeLike] = {"int32": np.uint32, "float16": np.uint16}
-    return array.view(views.get(array.dtype.name, array.dtype))
 
 
 def _broken(count: int, damage: str) -> IndexBroken:

@@ -23,7 +23,8 @@ from suffuse.errors import InvalidInput
 _PLAIN_TYPE = re.compile(r"(b1|i[1248]|u[1248]|f[248]|c8|c16|[SU]\d{1,6})")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_AXES = 64  # of an array of numpy
-# Keys whose hash takes no time: that of a tuple visits its parts, and forty tuples of twice the one before have 2 ** 40.
+# Keys whose hash takes no time. That of a tuple visits its parts, and forty tuples, each of twice the one before, have
+# 2 ** 40 of them.
 _PLAIN_KEYS = (str, bytes, int, float, bool, type(None), np.generic)
 _LARGEST_KEY = 1 << 64  # far larger whole numbers can be chosen to collide
 _SHOWN = reprlib.Repr()

@@ -8,7 +8,6 @@ rows are appended, columns and lists that a later segment holds take the place o
 import hashlib
 import io
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.arrays import written_whole
+from suffuse.arrays import parse_array, written_whole
 from suffuse.errors import IndexBroken
 from suffuse.manifest import Manifest
 from suffuse.params import Params
@@ -52,20 +51,24 @@ class Extent(NamedTuple):
     images: int
 
 
-def segment_types(params: Params) -> dict[str, str]:
-    """The type of each array of a segment."""
+def segment_types(params: Params) -> dict[str, tuple[str, int]]:
+    """The type of each array of a segment, and how many dimensions it has."""
     coded = params.values == "uint8"
     numbers = "float16" if coded else params.values
     types = dict.fromkeys(Segment._fields, "int32") | dict.fromkeys(("features", "list_sims"), "float32")
     types |= dict.fromkeys(("ids", "item_offsets", "column_indptr", "image_indptr"), "int64")
     types |= {"item_text": "uint8", "image_values": numbers}
-    return types | ({"column_entries": "uint8", "column_values": "float32"} if coded else {"column_values": numbers})
+    types |= {"column_entries": "uint8", "column_values": "float32"} if coded else {"column_values": numbers}
+    tables = ("features", "list_ids", "list_sims")
+    return {name: (dtype, 2 if name in tables else 1) for name, dtype in types.items()}
 
 
-def empty_segment(params: Params, dimensions: int) -> Segment:
+def empty_segment(params: Params, width: int) -> Segment:
     """A change that changes nothing: where others start from."""
-    arrays: dict[str, NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in segment_types(params).items()}
-    arrays["features"] = np.empty((0, dimensions), np.float32)
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.empty((0,) * dimensions, dtype) for name, (dtype, dimensions) in segment_types(params).items()
+    }
+    arrays["features"] = np.empty((0, width), np.float32)
     for name in ("list_ids", "list_sims"):
         arrays[name] = arrays[name].reshape(0, params.k)
     for name in ("item_offsets", "column_indptr", "image_indptr"):
@@ -91,7 +94,8 @@ def read_segments(directory: Path, manifest: Manifest) -> tuple[list[Segment], E
     for described in manifest.segments:
         segment = _read(directory, described, manifest)
         extent = Extent(extent.elements + len(segment.features), extent.images + len(segment.ids))
-        if what := _misfit(segment, manifest, extent):
+        # Where the hash was right, that is a manifest that was put together by hand.
+        if what := misfit(segment, manifest, extent):
             raise IndexBroken(f"{described['name']} does not fit the index: {what}; copy the index again")
         segments.append(segment)
     return segments, extent
@@ -109,18 +113,28 @@ def _read(directory: Path, described: dict[str, Any], manifest: Manifest) -> Seg
         raise IndexBroken(f"{name} was changed or damaged: its hash is not that of the manifest; copy the index again")
     arrays: dict[str, NDArray[Any]] = {}
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            for field, dtype in segment_types(manifest.params).items():
-                arrays[field] = stored[field]
-                if arrays[field].dtype != dtype:
-                    raise IndexBroken(f"{name} holds {field} of type {arrays[field].dtype}, expected {dtype}")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for field in Segment._fields:
+                info = archive.getinfo(f"{field}.npy")
+                if info.compress_type != zipfile.ZIP_STORED:
+                    raise IndexBroken(f"{name} is compressed, which Suffuse never does; copy the index again")
+                arrays[field] = parse_array(archive.read(info), f"{field} of {name}")
+    except IndexBroken:
+        raise
+    except Exception as error:
+        # Archives fail in more ways than zipfile has errors for.
         raise IndexBroken(f"{name} cannot be read: {error}; copy the index again") from error
+    for field, (dtype, dimensions) in segment_types(manifest.params).items():
+        if arrays[field].dtype != dtype or arrays[field].ndim != dimensions:
+            raise IndexBroken(
+                f"{name} holds {field} of type {arrays[field].dtype} and shape {arrays[field].shape}, expected {dtype}"
+                f" of {dimensions} dimensions; copy the index again"
+            )
     return Segment(**arrays)
 
 
-def _misfit(segment: Segment, manifest: Manifest, extent: Extent) -> str:
-    """What does not fit; empty if all does. The hash was right, so this is a manifest that was put together by hand."""
+def misfit(segment: Segment, manifest: Manifest, extent: Extent) -> str:
+    """What does not fit an index of this extent, the segment's own elements included; empty if all does."""
     params, dimensions = manifest.params, manifest.counts["dimensions"]
     regional = "owners.npy" in manifest.files
     added, images = len(segment.features), len(segment.ids)
@@ -153,7 +167,7 @@ def _misfit(segment: Segment, manifest: Manifest, extent: Extent) -> str:
     pairs = {"column_indptr": "column_entries", "image_indptr": "image_rows", "item_offsets": "item_text"}
     for name, entries in pairs.items():
         indptr = getattr(segment, name)
-        if indptr[0] != 0 or indptr[-1] != len(getattr(segment, entries)) or (np.diff(indptr) < 0).any():
+        if indptr[0] != 0 or indptr[-1] != len(getattr(segment, entries)) or (indptr[1:] < indptr[:-1]).any():
             return f"{name} does not fit {entries}"
     if not np.isfinite(segment.features).all() or not np.isfinite(segment.list_sims).all():
         return "it holds numbers that are not finite"

@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import os
 import signal
 import socket
 import threading
@@ -42,14 +43,18 @@ def serve(
             metavar="FOLDER", help="The folder of the pictures, if not where the index was made.", show_default=False
         ),
     ] = None,
-    token: Annotated[
-        str | None,
+    token_file: Annotated[
+        Path | None,
         typer.Option(
-            envvar="SUFFUSE_TOKEN",
-            help="What every request must show: Authorization: Bearer TOKEN.",
+            metavar="FILE",
+            help="A file with what every request must show: Authorization: Bearer TOKEN. It also allows changes."
+            " Or put the token into the environment, as SUFFUSE_TOKEN.",
             show_default=False,
         ),
     ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Take no changes from those who have the token, either.")
+    ] = False,
     cors: Annotated[
         list[str] | None,
         typer.Option(metavar="ORIGIN", help="Origins whose pages may use the API; repeat it.", show_default=False),
@@ -63,28 +68,48 @@ def serve(
 ) -> None:
     """Serve an index: a page to look at, and an HTTP API (/docs describes it).
 
-    Only this machine can reach it unless you choose another --host; then choose a --token, too.
+    Only this machine can reach it unless you choose another --host; then choose a token, too.
     """
     if not 0 <= port <= 65535:
         raise InvalidParams(f"port must be a whole number from 0 to 65535, got {port}")
-    if token is not None and not token.strip():
-        raise InvalidParams("token must not be empty; leave it away to serve without one")
+    token = _token(token_file)
     _check_installed()
     from suffuse.service import create_app
 
     local = _is_loopback(host)
     hosts = {name.lower() for name in (*_LOOPBACK, *(allow_host or ()))} if local else None
-    app = create_app(index, token=token, cors=cors or (), hosts=hosts, image_root=images, schema=schema)
+    app = create_app(
+        index, token=token, read_only=read_only, cors=cors or (), hosts=hosts, image_root=images, schema=schema
+    )  # fmt: skip
     with _listening(host, port) as sock:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{sock.getsockname()[1]}/"
-        served = f"{_without_secrets(index)} ({len(app.state.service.engine):,} images)"
+        served = f"{_without_secrets(index)} ({app.state.service.engine.summary().images:,} images)"
         typer.echo(f"Serving {served} at {address} - stop it with Ctrl+C", err=True)
         if not local and token is None:
-            typer.echo("Everyone who can reach this port can see the pictures; choose a --token", err=True)
+            typer.echo("Everyone who can reach this port can see the pictures; choose a --token-file", err=True)
         if open_page:
             _open_when_ready(app, address)
         _run(app, sock)
+
+
+def _token(file: Path | None) -> str | None:
+    """The token from its file, or from the environment; not from the command line, which everyone here can see."""
+    if file is None:
+        token = os.environ.get("SUFFUSE_TOKEN")
+        if token is not None and not token.strip():
+            raise InvalidParams("SUFFUSE_TOKEN must not be empty; unset it to serve without a token")
+        return None if token is None else token.strip()
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+        others = file.stat().st_mode & 0o077
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"the token cannot be read from {file}: {error}; write it there, as text") from error
+    if not token or len(token.splitlines()) > 1:
+        raise InvalidInput(f"{file} must hold one line, the token; found {len(token.splitlines())}")
+    if others and os.name == "posix":
+        typer.echo(f"Others on this machine may read the token; better: chmod 600 {file}", err=True)
+    return token
 
 
 def _without_secrets(index: str | Path) -> str:

@@ -1,8 +1,10 @@
 """The index directory: plain .npy files that are memory-mapped, as its manifest describes them."""
 
 import mmap
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ from suffuse.manifest import (
     base_of,
     column_files,
     read_manifest,
+    size_on_disk,
 )
 from suffuse.neighbors import Neighbors
 from suffuse.segments import Segment, empty_segment, merged, read_segments
@@ -72,16 +75,24 @@ class Stored(NamedTuple):
 
 def open_index(directory: str | Path) -> Stored:
     """Map every file and check that types and shapes fit each other; reads no data but changes, so it is immediate."""
-    directory = Path(directory)
-    manifest = read_manifest(directory)
+    return cast("Stored", _read_steadily(Path(directory), _open))
+
+
+def _read_steadily(directory: Path, read: Callable[[Path, Manifest], Any]) -> Any:
+    """What `read` makes of an index, from files of one generation: if a writer or a forced build ends, once more."""
     while True:
+        manifest = None
         try:
-            return _open(directory, manifest)
-        except IndexBroken:
-            # A writer may have finished meanwhile, and removed what the next generation does not need.
-            before, manifest = manifest, read_manifest(directory)
-            if manifest.generation == before.generation:
-                raise
+            place = directory.stat()
+            manifest = read_manifest(directory)
+            found = read(directory, manifest)
+            if os.path.samestat(place, directory.stat()):
+                return found
+        except (IndexBroken, OSError) as error:
+            if read_manifest(directory) == manifest:
+                if isinstance(error, IndexBroken):
+                    raise
+                raise IndexBroken(f"{error.filename} cannot be read: {error.strerror}; copy the index again") from error
 
 
 def _open(directory: Path, manifest: Manifest) -> Stored:
@@ -114,6 +125,7 @@ def _open(directory: Path, manifest: Manifest) -> Stored:
         vectors = (extended(IMAGE_FILES[1], more.image_rows), extended(IMAGE_FILES[2], more.image_values))
         of_images = _spans(arrays[IMAGE_FILES[0]], more.image_of, more.image_indptr, extent.images)
         images = Held(*of_images, *(mapping.array for mapping in vectors))
+    check_hashes(directory, manifest, ("ids.npy",))  # the one file that is read whole: no hit may have another's id
     ids = _ids(arrays.get("ids.npy"), more, extent.images)
     return Stored(
         manifest=manifest,
@@ -133,8 +145,7 @@ def _open(directory: Path, manifest: Manifest) -> Stored:
 
 
 def _lists(arrays: dict[str, NDArray[Any]], more: Segment) -> StoredLists:
-    ids, sims = (arrays[name] for name in LIST_FILES)
-    return StoredLists(ids, sims, more.list_of, more.list_ids, more.list_sims)
+    return StoredLists(arrays["list_ids.npy"], arrays["list_sims.npy"], more.list_of, more.list_ids, more.list_sims)
 
 
 def _overlaid(base: NDArray[Any], of: NDArray[np.int32], values: NDArray[Any], count: int) -> NDArray[Any]:
@@ -174,18 +185,25 @@ def _open_hnsw(mapped: dict[str, Mapped]) -> HnswGraph | None:
     return HnswGraph(*(mapped[name].array for name in HNSW_FILES))
 
 
-def verify(directory: str | Path) -> int:
-    """Check every hash, and every id in the columns; returns the number of bytes that were read."""
-    stored = open_index(directory)  # which checks segments whole
-    base = base_of(Path(directory), stored.manifest)
-    total = sum(int(segment["bytes"]) for segment in stored.manifest.segments)
-    for name, description in stored.manifest.files.items():
-        if (found := sha256_of(base / name)) != description["sha256"]:
+def check_hashes(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Whether these files of the base, as far as it has them, are what was written."""
+    for name in set(names) & set(manifest.files):
+        promised = manifest.files[name]["sha256"]
+        if (found := sha256_of(base_of(directory, manifest) / name)) != promised:
             raise IndexBroken(
-                f"{name} has the hash {found[:12]}..., the manifest says {description['sha256'][:12]}...:"
+                f"{name} has the hash {found[:12]}..., the manifest says {promised[:12]}...:"
                 " it was changed or damaged; copy or build the index again"
             )
-        total += int(description["bytes"])
+
+
+def verify(directory: str | Path) -> int:
+    """Check every hash, and every id in the columns; returns the number of bytes that were read."""
+    return int(_read_steadily(Path(directory), _verify))
+
+
+def _verify(directory: Path, manifest: Manifest) -> int:
+    stored = _open(directory, manifest)  # which checks segments whole
+    check_hashes(directory, manifest, manifest.files)
     if (stored.columns.stops < stored.columns.starts).any():
         raise IndexBroken("indptr.npy goes backwards; build the index again")
     counts, images = stored.manifest.counts, stored.ids.count
@@ -211,7 +229,7 @@ def verify(directory: str | Path) -> int:
         _verify_codes(stored, reach)
     else:
         _check_ids("rows.npy", stored.columns.entries, reach)
-    return total
+    return size_on_disk(manifest)
 
 
 def _verify_codes(stored: Stored, reach: int) -> None:
@@ -276,8 +294,7 @@ def _open_array(directory: Path, name: str, manifest: Manifest) -> Mapped:
 
 def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
     """The shapes of all arrays follow from a few counts."""
-    counts = manifest.counts
-    n, images, dimensions, entries = (counts[name] for name in ("elements", "images", "dimensions", "entries"))
+    n, images, dimensions, entries = (manifest.counts[of] for of in ("elements", "images", "dimensions", "entries"))
     expected: dict[str, tuple[int, ...]] = {
         "features.npy": (n, dimensions),
         "indptr.npy": (n + 1,),
@@ -298,9 +315,8 @@ def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
                 f"{name} has the shape {arrays[name].shape}, the counts say {shape}; build the index again"
             )
     if "owners.npy" not in arrays and images != n:
-        raise IndexBroken(
-            f"{MANIFEST} counts {images} images and {n} elements, but names no owners.npy; build the index again"
-        )
+        said = f"{MANIFEST} counts {images} images and {n} elements, but names no owners.npy"
+        raise IndexBroken(f"{said}; build the index again")
     indptr, stored = arrays["indptr.npy"], arrays[column_files(manifest.params)[0]]
     if stored.ndim != 1 or indptr[0] != 0 or indptr[-1] != len(stored):
         raise IndexBroken(

@@ -12,6 +12,7 @@ from suffuse.arrays import UNFINISHED, sync_directory, write_json
 from suffuse.blocks import plan_difference
 from suffuse.errors import IndexExists, IndexProblem, InvalidInput
 from suffuse.manifest import read_manifest
+from suffuse.writing import undisturbed
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ def refuse_overwriting(final: Path, force: bool) -> None:
         read_manifest(final)
     except IndexProblem as error:
         raise IndexExists(f"{final} exists and is not a sound index, so it is not replaced: {error}") from error
+    with undisturbed(final):
+        pass  # better refused now than after a long build
 
 
 @contextlib.contextmanager
@@ -95,17 +98,20 @@ def publish(work: Path, final: Path, force: bool) -> None:
     """Give the finished directory its name; an index that it replaces stays until that is done."""
     refuse_overwriting(final, force)  # again: a build takes long, and something may have appeared there
     replaced = _replaced_path(final)
-    if os.path.lexists(final):
-        remove(replaced)
-        final.rename(replaced)
-    try:
-        (work / "index").rename(final)
-    except BaseException:
-        _bring_back(final)
-        raise
-    sync_directory(final.parent)
-    # The index is whole: what cannot be removed now is no reason to fail, and the next build removes it.
-    with contextlib.suppress(OSError):
-        remove(replaced)
-        (work / "plan.json").unlink()  # first, so that nobody resumes a build that is half removed
-        shutil.rmtree(work)
+    with contextlib.ExitStack() as stack:
+        if os.path.lexists(final):
+            # Else a writer that began before would write its manifest into the new index.
+            stack.enter_context(undisturbed(final))
+            remove(replaced)
+            final.rename(replaced)
+        try:
+            (work / "index").rename(final)
+        except BaseException:
+            _bring_back(final)
+            raise
+        sync_directory(final.parent)
+        # The index is whole: what cannot be removed now is no reason to fail, and the next build removes it.
+        with contextlib.suppress(OSError):
+            remove(replaced)
+            (work / "plan.json").unlink()  # first, so that nobody resumes a build that is half removed
+            shutil.rmtree(work)

@@ -21,25 +21,53 @@ def only_writer(directory: Path) -> Iterator[None]:
 
     The system takes the lock from a process that ends, however it ends. The file stays, and names the last owner.
     """
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(descriptor, 32).decode(errors="replace").strip()
-            raise IndexBusy(
-                f"process {owner or 'unknown'} is changing {directory}; try again when it is done"
-            ) from None
+    with undisturbed(directory), contextlib.ExitStack() as stack:
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        stack.callback(os.close, descriptor)
+        _lock(descriptor, directory)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
-    finally:
-        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def undisturbed(directory: Path) -> Iterator[None]:
+    """Keep writers from an index without leaving anything in it: what replaces an index as a whole needs that.
+
+    The directory itself is locked. Where a file system cannot do that (NFS), the file that writers lock is, if any is
+    there.
+    """
+    if not hasattr(os, "O_DIRECTORY"):  # Windows
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, descriptor)
+        try:
+            _lock(descriptor, directory)
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                file = os.open(directory / LOCK, os.O_RDWR)
+                stack.callback(os.close, file)
+                _lock(file, directory)
+        if not os.path.samestat(os.fstat(descriptor), directory.stat()):
+            raise IndexBusy(f"another process has just replaced {directory}; try again")
+        yield
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    """Lock an open file or directory until it is closed, or raise and name the owner."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = ""
+        with contextlib.suppress(OSError):
+            owner = (directory / LOCK).read_text(errors="replace").strip()
+        raise IndexBusy(f"process {owner or 'unknown'} is changing {directory}; try again when it is done") from None
 
 
 def remove_leftovers(directory: Path, manifest: Manifest) -> None:

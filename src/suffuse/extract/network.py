@@ -69,8 +69,12 @@ class Extractor:
     def __init__(self, name: str, model: bytes, sha256: str, preparation: Preparation, threads: int | None) -> None:
         self.name, self.sha256, self.preparation = name, sha256, preparation
         self._session = _session(name, model, threads)
-        self._check_input()
-        self._choose_output()
+        try:
+            self._check_input()
+            names = [output.name for output in self._session.get_outputs()]
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{name} has names that are no text: {error}; export it again") from error
+        self._choose_output(names)
 
     @property
     def size(self) -> int:
@@ -135,7 +139,7 @@ class Extractor:
     def run(self, pixels: NDArray[Any]) -> NDArray[np.float32]:
         """The network's output for a batch: feature maps (n, c, h, w), or vectors (n, d)."""
         try:
-            result = np.asarray(self._session.run([self.output], {self._input.name: pixels})[0], np.float32)
+            result = np.asarray(self._session.run([self.output], {self._input: pixels})[0], np.float32)
         except Exception as error:  # onnxruntime has a dozen kinds, and they share no class
             raise InvalidInput(
                 f"the network {self.name} failed on an input of shape {pixels.shape}: {_first_line(error)};"
@@ -166,7 +170,7 @@ class Extractor:
         inputs, kinds = self._session.get_inputs(), {"tensor(float)": np.float32, "tensor(float16)": np.float16}
         if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in kinds:
             raise InvalidInput(f"{self.name} must have one input of pictures (n, 3, height, width) of floats")
-        self._input, shape = inputs[0], inputs[0].shape
+        self._input, shape = inputs[0].name, inputs[0].shape
         height_axis = 2 if self.preparation.layout == "nchw" else 1
         colours = shape[1 if height_axis == 2 else 3]
         if isinstance(colours, int) and colours != 3:
@@ -178,11 +182,10 @@ class Extractor:
                 f"{self.name} takes pictures of {width} x {height} pixels; export it for sides up to {_LARGEST_SIZE}"
             )
         self.takes_batches = not isinstance(shape[0], int)
-        self._dtype = kinds[self._input.type]
+        self._dtype = kinds[inputs[0].type]
 
-    def _choose_output(self) -> None:
+    def _choose_output(self, names: list[str]) -> None:
         """Look what each output is by running the network once: its own description often leaves that open."""
-        names = [output.name for output in self._session.get_outputs()]
         wanted = self.preparation.output
         if wanted is not None and wanted not in names:
             raise InvalidParams(f"{self.name} has no output {wanted!r}; it has {', '.join(names)}")

@@ -5,14 +5,16 @@ And what is connected at all.
 
 import numpy as np
 
-from suffuse.kernels.jit import compiled, f8, helper, i8, readonly, u4, u8, void, writable
+from suffuse.kernels.jit import compiled, f8, helper, i8, readonly, u1, u4, u8, void, writable
 from suffuse.kernels.select import id_of, key_of, largest_first
 
 _NONE = np.uint32(0xFFFFFFFF)
+# How much nearer a wanted node counts than one that is not: so much that others only fill up a group.
+_BONUS = np.float64(1e6)
 
 
 @helper
-def _near(node, indptr, indices, weights, group, mass, reached, keys):
+def _near(node, indptr, indices, weights, wanted, group, mass, reached, keys):
     """Keys of the nodes without a group that two steps from `node` reach, by their mass; returns how many."""
     count = u8(0)
     for place in range(indptr[node], indptr[node + u8(1)]):
@@ -29,23 +31,23 @@ def _near(node, indptr, indices, weights, group, mass, reached, keys):
     for r in range(count):
         other = u8(reached[r])
         if group[other] == _NONE and other != node:
-            keys[free] = key_of(mass[other], other)
+            keys[free] = key_of(mass[other] * (_BONUS if wanted[other] else f8(1.0)), other)
             free += u8(1)
         mass[other] = f8(0.0)
     return free
 
 
 @helper
-def _make_groups(starts, size, indptr, indices, weights, group, members):
+def _make_groups(starts, wanted, size, indptr, indices, weights, group, members):
     """Fill members[g * size:(g + 1) * size] with groups of near nodes, from `starts` on; returns how many groups."""
     nodes = u8(indptr.shape[0] - 1)
     mass, reached, keys = np.zeros(nodes), np.empty(nodes + u8(1), np.uint32), np.empty(nodes, np.uint64)
     groups = u8(0)
     for start in starts:
         node = u8(start)
-        if group[node] != _NONE:
+        if group[node] != _NONE or not wanted[node]:
             continue
-        free = _near(node, indptr, indices, weights, group, mass, reached, keys)
+        free = _near(node, indptr, indices, weights, wanted, group, mass, reached, keys)
         if free + u8(1) < size:
             continue  # not enough are left around it: one of the rest
         largest_first(keys, free, size - u8(1))
@@ -67,18 +69,21 @@ def _root(parent, node):
     return node
 
 
-@compiled(void(readonly(u4), i8, readonly(u8), readonly(u4), readonly(f8), writable(u4)))
-def number_along(starts, size, indptr, indices, weights, out):
-    """out = all nodes, so that each `size` of them, one after the other, are near to each other on the graph.
+@compiled(i8(readonly(u4), readonly(u1), i8, readonly(u8), readonly(u4), readonly(f8), writable(u4)))
+def number_along(starts, wanted, size, indptr, indices, weights, out):
+    """out = all wanted nodes, so that each `size` of them, one after the other, are near to each other on the graph.
 
     Groups are made around `starts`, all nodes in the order of their turn; then groups and what is left, which comes
-    last, are listed in the order in which a breadth-first search meets them. `weights` is alpha S.
+    last, are listed in the order in which a breadth-first search meets them. `weights` is alpha S. wanted[i] is 1 for
+    the nodes to list; near ones that are not wanted may fill up a group. Returns how many these are; all others follow,
+    in the order in which they are met.
     """
     nodes, size = u8(indptr.shape[0] - 1), u8(size)
     group, members = np.full(nodes, _NONE, np.uint32), np.empty(nodes, np.uint32)
-    groups = _make_groups(starts, size, indptr, indices, weights, group, members)
+    groups = _make_groups(starts, wanted, size, indptr, indices, weights, group, members)
     listed = np.zeros(groups, np.bool_)
     queue, met, rest = np.empty(nodes, np.uint32), np.zeros(nodes, np.bool_), np.empty(nodes, np.uint32)
+    others, behind = np.empty(nodes, np.uint32), u8(0)
     head, tail, filled, left = u8(0), u8(0), u8(0), u8(0)
     for start in starts:
         if not met[u8(start)]:
@@ -88,8 +93,12 @@ def number_along(starts, size, indptr, indices, weights, out):
             node = u8(queue[head])
             head += u8(1)
             if group[node] == _NONE:
-                rest[left] = u4(node)
-                left += u8(1)
+                if wanted[node]:
+                    rest[left] = u4(node)
+                    left += u8(1)
+                else:
+                    others[behind] = u4(node)
+                    behind += u8(1)
             elif not listed[u8(group[node])]:
                 listed[u8(group[node])] = True
                 for m in range(u8(group[node]) * size, (u8(group[node]) + u8(1)) * size):
@@ -102,6 +111,9 @@ def number_along(starts, size, indptr, indices, weights, out):
                     tail += u8(1)
     for r in range(left):
         out[filled + r] = rest[r]
+    for o in range(behind):
+        out[filled + left + o] = others[o]
+    return i8(filled + left)
 
 
 @compiled(void(readonly(u4), readonly(u4), readonly(u8), readonly(u4), readonly(f8), writable(u4), writable(f8)))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import psycopg
+from numpy.typing import NDArray
 from psycopg import sql
 
 from suffuse.codes import plain
@@ -25,6 +26,8 @@ from suffuse.store import Stored, open_index
 
 Progress = Callable[[str, int, int], None]
 
+# The largest id that the tables hold.
+_LARGEST = 2**31 - 1
 # Images that are copied between two reports of progress.
 _BLOCK = 1000
 # How long the new tables wait for readers of the old ones: each wait is short, since new readers wait behind it.
@@ -51,7 +54,8 @@ def export_index(
     """Copy an index to the database at `url`, in one transaction; an earlier export to the schema is replaced.
 
     Readers have the old answers until the transaction ends and the new ones from then on. An export that fails leaves
-    everything as it was. `progress` hears stage, done and total.
+    everything as it was. Images have the ids that they have in the index; removed ones are left out, and stale columns
+    go as they are. `progress` hears stage, done and total.
     """
     began = time.perf_counter()
     stored = open_index(index_path)
@@ -73,7 +77,7 @@ def export_index(
         ).fetchone()
         assert size is not None
         _swap(connection, old, new)
-    return Exported(schema, new.generation, len(stored.features), int(size[0]), time.perf_counter() - began)
+    return Exported(schema, new.generation, stored.ids.visible, int(size[0]), time.perf_counter() - began)
 
 
 def _check(stored: Stored) -> None:
@@ -81,6 +85,8 @@ def _check(stored: Stored) -> None:
         raise InvalidInput(
             "the index has several regions per image; only indexes with one vector per image can be exported"
         )
+    if stored.ids.visible and (last := int(stored.ids.shown()[-1])) > _LARGEST:
+        raise InvalidInput(f"the index has an image {last}; ids above {_LARGEST} cannot be exported; build it anew")
     whitening = stored.whitening
     for dimensions in (stored.features.shape[1], 0 if whitening is None else len(whitening.mean)):
         if dimensions > STORED:
@@ -116,7 +122,7 @@ def _present(connection: Connection, schema: str) -> Place | None:
 
 def _fill(connection: Connection, place: Place, stored: Stored, report: Progress) -> None:
     """All rows, by COPY."""
-    n, dimensions = stored.features.shape
+    n, dimensions = stored.ids.visible, stored.features.shape[1]
     params, whitening = stored.manifest.params, stored.whitening
     values = {
         "generation": place.generation,
@@ -142,18 +148,18 @@ def _fill(connection: Connection, place: Place, stored: Stored, report: Progress
     _copy(connection, place, "whitening", [] if whitening is None else [_axes(whitening)], lambda _: None)
     starts = range(0, n, _BLOCK)
 
-    def items(start: int) -> bytes:
-        stop = min(start + _BLOCK, n)
-        contents = [stored.items[id] for id in range(start, stop)]
-        return b"".join(copying.item_rows(start, contents, stored.features[start:stop], has_half(dimensions)))
+    def items(first: int, places: NDArray[np.int64]) -> Iterator[bytes]:
+        contents = [stored.items.at(place) for place in places.tolist()]
+        return copying.item_rows(first, contents, stored.features[places], has_half(dimensions))
 
-    def columns(start: int) -> bytes:
-        return b"".join(copying.column_rows(start, _columns(stored, np.arange(start, min(start + _BLOCK, n)))))
+    def columns(first: int, places: NDArray[np.int64]) -> Iterator[bytes]:
+        return copying.column_rows(first, _columns(stored, places))
 
-    for name, block in (("items", items), ("columns", columns)):
+    for name, rows in (("items", items), ("columns", columns)):
         report(name, 0, n)
+        blocks = (b"".join(row for run in _runs(stored, start) for row in rows(*run)) for start in starts)
         _copy(
-            connection, place, name, map(block, starts),
+            connection, place, name, blocks,
             lambda blocks, name=name: report(name, min(blocks * _BLOCK, n), n),  # type: ignore[misc]
         )  # fmt: skip
 
@@ -183,17 +189,28 @@ def _axes(whitening: Whitening) -> bytes:
     return b"".join(copying.row(copying.integer(number), axis) for number, axis in enumerate(axes))
 
 
-def _columns(stored: Stored, ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Entries:
-    """These columns, plain."""
-    columns = plain(stored.columns, ids)
+def _runs(stored: Stored, start: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The next block of images: the first of ids that follow each other, and the places of these; run by run."""
+    ids = stored.ids.shown()[start : start + _BLOCK]
+    places = stored.ids.places(ids)
+    for run in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(ids) != 1) + 1):
+        yield int(ids[run[0]]), places[run]
+
+
+def _columns(stored: Stored, places: NDArray[np.int64]) -> Entries:
+    """These columns, plain, by the ids of images; entries of those that were removed are left out."""
+    columns = plain(stored.columns, places)
     if len(columns.rows) and not 0 <= columns.rows.min() <= columns.rows.max() < len(stored.features):
         raise IndexBroken("the columns hold ids that do not exist; run suffuse verify, then copy the index again")
-    return columns
+    shown = stored.ids.hidden[columns.rows] == 0 if len(stored.ids.hidden) else np.ones(len(columns.rows), bool)
+    before = np.concatenate([[0], np.cumsum(shown)])
+    ids = stored.ids.of(columns.rows[shown].astype(np.int64))
+    return Entries(before[columns.indptr], ids.astype(np.int32), columns.values[shown])
 
 
 def _index(connection: Connection, place: Place, stored: Stored, report: Progress) -> None:
     """What makes searches fast, when the rows are there: building it once is faster than adding to it."""
-    n, dimensions = stored.features.shape
+    n, dimensions = stored.ids.visible, stored.features.shape[1]
     connection.execute(place.index())
     # The vectors, and for each up to 32 links of 16 bytes on the lowest layer, with what holds them.
     wanted = min(_MOST_MEMORY_MB, n * (4 * dimensions + 1000) // 2**20 + 64)

@@ -55,6 +55,8 @@ END
 # y, the nearest elements and max(sim, 0) ** gamma. An index serves only an ORDER BY of the bare operator, so the exact
 # search orders by its negative, and by id where similarities are the same. Powers far below what single precision knows
 # are zero: PostgreSQL would refuse to compute them.
+# HNSW looks further in a larger set, by the square root of its size (at most 1000, as pgvector allows): what is kept of
+# the way to a seed must grow with the number of others that are as near. Measured in docs/postgres.md.
 SEEDS = Function(
     "{schema}.seeds(query {vectors}.vector, seeds integer, exact boolean)"
     " RETURNS TABLE (id integer, similarity real, weight double precision) LANGUAGE plpgsql VOLATILE",
@@ -62,10 +64,10 @@ SEEDS = Function(
 DECLARE
     about record;
     narrow text := coalesce(current_setting('hnsw.ef_search', true), '40');
-    wide integer := least(1000, greatest(100, 4 * seeds::bigint, narrow::integer));
+    wide integer;
     ids integer[];
 BEGIN
-    SELECT p.gamma, p.seed_index, p.dimensions INTO about FROM {schema}.parameters p;
+    SELECT p.gamma, p.seed_index, p.dimensions, p.images INTO about FROM {schema}.parameters p;
     IF {vectors}.vector_dims(query) <> about.dimensions THEN
         RAISE EXCEPTION 'the embedding has % dimensions, those in the index have %',
             {vectors}.vector_dims(query), about.dimensions USING ERRCODE = 'invalid_parameter_value';
@@ -75,6 +77,7 @@ BEGIN
             SELECT i.id FROM {schema}.items i
             ORDER BY -(i.embedding OPERATOR({vectors}.<#>) query) DESC, i.id LIMIT seeds);
     ELSE
+        wide := least(1000, greatest(100, 4 * seeds::bigint, ceil(sqrt(about.images))::integer, narrow::integer));
         PERFORM set_config('hnsw.ef_search', wide::text, true);
         IF about.seed_index = 'embedding' THEN
             ids := ARRAY(

@@ -1,6 +1,7 @@
 """The application: endpoints, the page, its documentation, and the guard around them all."""
 
 import contextlib
+import functools
 import importlib.util
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -16,11 +17,12 @@ from suffuse import __version__
 from suffuse.errors import InvalidInput, MissingExtra, SuffuseError
 from suffuse.online import Generation
 from suffuse.service import problems
+from suffuse.service.changing import Changes, refusal
 from suffuse.service.engine import Engine
 from suffuse.service.guard import Guard, Rules
 from suffuse.service.interface import Searching
 from suffuse.service.limits import Limits
-from suffuse.service.models import ProblemAnswer, SearchRequest
+from suffuse.service.models import About, AddRequest, ProblemAnswer, ReplaceRequest, SearchRequest
 from suffuse.service.queries import Extractor
 from suffuse.service.routes import Service, make_router
 
@@ -52,6 +54,7 @@ def create_app(
     index_path: str | Path,
     *,
     token: str | None = None,
+    read_only: bool = False,
     cors: Sequence[str] = (),
     hosts: Collection[str] | None = None,
     limits: Limits | None = None,
@@ -62,7 +65,8 @@ def create_app(
 ) -> FastAPI:
     """The service over one index: a directory, or the URL of a database that it was exported to.
 
-    token       what every request must show; None for everyone
+    token       what every request must show, and what allows changes; None for everyone, and no changes
+    read_only   allow no changes to those who have the token, either
     cors        origins whose pages may read answers, such as https://example.org
     hosts       names in the Host header that are answered; None for any
     image_root  the folder of the pictures that the items' names lie in; by default the one the index was made from
@@ -80,14 +84,21 @@ def create_app(
         root = None if image_root is None else Path(image_root)
         engine: Searching = DatabaseEngine(str(index_path), schema, image_root=root, extractor=extractor, limits=limits)
     else:
-        index, name = Generation.open(index_path), Path(index_path).resolve().name
+        index = Generation.open(index_path)
         root, extractor = _resolved(index, image_root, extractor)
-        engine = Engine(index, name, image_root=root, extractor=extractor, limits=limits)
-    service = Service(engine)
+        engine = Engine(Path(index_path), index, image_root=root, extractor=extractor, limits=limits)
+    if isinstance(engine, Engine) and token is not None and not read_only:
+        service = Service(engine, Changes(engine))
+    else:
+        in_database = not isinstance(engine, Engine)
+        refused = functools.partial(
+            refusal, has_token=token is not None, read_only=read_only, in_database=in_database
+        )  # fmt: skip
+        service = Service(engine, refused)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        service.warm()
+        service.open()
         yield
         service.close()
 
@@ -107,7 +118,7 @@ def create_app(
     if cors:
         # Around the guard: a browser asks whether it may before it shows the token.
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"],
+            CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["Authorization", "Content-Type"], max_age=600,
         )  # fmt: skip
     return app
@@ -144,9 +155,9 @@ def _add_documentation(app: FastAPI, *, secured: bool) -> None:
 
     def described() -> dict[str, Any]:
         schema = generated()
-        for model in (SearchRequest, ProblemAnswer):
+        for model in (SearchRequest, AddRequest, ReplaceRequest, About, ProblemAnswer):
             described_model = model.model_json_schema(ref_template="#/components/schemas/{model}")
-            schema["components"]["schemas"] |= {**described_model.pop("$defs"), model.__name__: described_model}
+            schema["components"]["schemas"] |= {**described_model.pop("$defs", {}), model.__name__: described_model}
         if secured:
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]

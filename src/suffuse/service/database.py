@@ -20,13 +20,14 @@ from suffuse.neighbors import Features
 from suffuse.online import Generation, Method
 from suffuse.service import statements
 from suffuse.service.connections import About, Connections, Reading
-from suffuse.service.engine import OTHER_RANKS, SERVED, milliseconds, ranked, shown
+from suffuse.service.interface import Summary
 from suffuse.service.limits import Limits
 from suffuse.service.models import SearchRequest
 from suffuse.service.pictures import Pictures
 from suffuse.service.problems import Problem
 from suffuse.service.queries import Extractor, Queries
 from suffuse.service.statements import Fields, Scope, Signed
+from suffuse.service.view import OTHER_RANKS, SERVED, milliseconds, ranked, shown
 from suffuse.similar import NEGATIVE, Found, Wanted
 
 NO_GRAPH = "the graph is not in the database; serve the index itself, built with --with-graph"
@@ -53,17 +54,19 @@ class DatabaseEngine:
         self.limits, self.threads = limits, _THREADS
         self._exact, self._can_extract = exact, extractor is not None
         self.pictures = None if image_root is None else Pictures(image_root, limits)
-        # Every request brings the index that it sees, see `_Gallery`.
-        self.queries = Queries(cast(Generation, None), self.pictures, extractor, limits)
+        self.queries = Queries(self.pictures, extractor, limits)
         self._connections = Connections(url, schema, limits.seconds)
         database, about = self._connections.first()
-        self._name, self._images = f"{database}/{schema}", about.images
+        self._name, self._about = f"{database}/{schema}", about
         self._fields: tuple[About, Fields] | None = None
         self._describing = threading.Lock()
 
-    def __len__(self) -> int:
-        """The number of images when the database was last asked for it."""
-        return self._images
+    def summary(self) -> Summary:
+        """The export that was there when the database was last asked for it; none of its columns is stale."""
+        return Summary(self._about.generation, self._about.images, 0.0)
+
+    def follow(self) -> None:
+        """Every request sees the newest export anyway."""
 
     def warm(self) -> None:
         """Read what can be filtered by; a database that is away now is asked again by the first request."""
@@ -73,7 +76,7 @@ class DatabaseEngine:
     def check(self) -> None:
         """Tell if the index cannot be read now."""
         with self._connections.reading() as reading:
-            self._images = reading.about.images
+            self._about = reading.about
 
     def close(self) -> None:
         """Close the connections."""
@@ -84,7 +87,7 @@ class DatabaseEngine:
         with self._describing:
             if (kept := self._fields) is None or kept[0] != reading.about:
                 self._fields = kept = reading.about, statements.fields(reading)
-        self._images = reading.about.images
+        self._about = reading.about
         return kept[1]
 
     def info(self) -> dict[str, Any]:
@@ -113,10 +116,10 @@ class DatabaseEngine:
             return self._items(reading, [id])[id]
 
     def _items(self, reading: Reading, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-        last = reading.about.images - 1
-        if wrong := [id for id in ids if not 0 <= id <= last]:
-            raise Problem(404, f"there is no item {wrong[0]}", f"ids go from 0 to {last}")
-        return {id: self._shown(id, name, metadata) for id, (name, metadata) in statements.items(reading, ids).items()}
+        found = statements.items(reading, ids)
+        if wrong := [id for id in ids if id not in found]:
+            raise Problem(404, f"there is no item {wrong[0]}", statements.Numbers(reading).hint())
+        return {id: self._shown(id, name, metadata) for id, (name, metadata) in found.items()}
 
     def _shown(self, id: int, name: str, metadata: dict[str, Any]) -> dict[str, Any]:
         return shown(id, name, metadata, pictures=self.pictures is not None)
@@ -131,7 +134,7 @@ class DatabaseEngine:
         """Hits of each method that is asked for; `upload` is the file that is searched by."""
         began = time.perf_counter()
         with self._connections.reading() as reading:
-            token, query = self.queries.over(_gallery(reading)).understood(request, upload)
+            token, query = self.queries.understood(_gallery(reading), request, upload)
             left_out = (*query.positive, *query.negative, *query.left_out)
             known = self._known(reading) if request.filter else {}
             scope = statements.scope(known, request.filter or {}, left_out)
@@ -172,7 +175,7 @@ class DatabaseEngine:
         """Why an item has its score for a query, by the query's token."""
         with self._connections.reading() as reading:
             hit = self._items(reading, [item])[item]
-            signed = _signed(reading, self.queries.over(_gallery(reading)).recalled(token))
+            signed = _signed(reading, self.queries.recalled(_gallery(reading), token))
             given = statements.contributions(reading, signed, seeds, self._exact, item)
             items = self._items(reading, [one.seed for one in given])
         return {
@@ -185,7 +188,10 @@ class DatabaseEngine:
 
 
 class _Gallery:
-    """What `Queries` asks an index for, as one transaction sees it: its size, its space and its names."""
+    """What `Queries` asks an index for, as one transaction sees it: its size, its space, its ids and its names.
+
+    In a database pictures go by their ids everywhere, so an id is its own place.
+    """
 
     owners = None
 
@@ -201,6 +207,18 @@ class _Gallery:
     def items(self) -> "_Gallery":
         return self
 
+    @property
+    def ids(self) -> "_Gallery":
+        return self
+
+    def place(self, id: int) -> int:
+        if not statements.items(self._reading, [id]):
+            raise InvalidInput(f"there is no image {id}; {statements.Numbers(self._reading).hint()}")
+        return id
+
+    def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return ids
+
     def name(self, id: int) -> str:
         return statements.items(self._reading, [id])[id][0]
 
@@ -215,8 +233,6 @@ def _gallery(reading: Reading) -> Generation:
 
 def _signed(reading: Reading, query: Wanted) -> Signed:
     """All vectors of a query, wanted ones first, as `similar.start` has them."""
-    if query.vectors.shape[1] != reading.about.dimensions:
-        raise InvalidInput("the query was made for an index that has been replaced by another one; search again")
     rows = [query.vectors, statements.embeddings(reading, (*query.positive, *query.negative))]
     signs = [1.0] * (len(query.vectors) + len(query.positive)) + [-NEGATIVE] * len(query.negative)
     return Signed(np.concatenate(rows), signs)

@@ -1,11 +1,19 @@
 """What the endpoints need of an engine, wherever its index is."""
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from suffuse.service.limits import Limits
 from suffuse.service.models import SearchRequest
 from suffuse.service.pictures import Pictures
 from suffuse.service.queries import Queries
+
+
+class Summary(NamedTuple):
+    """A generation in numbers."""
+
+    generation: int
+    images: int
+    stale: float  # the share of columns that changes concern and that were not solved again
 
 
 class Searching(Protocol):
@@ -16,12 +24,16 @@ class Searching(Protocol):
     queries: Queries
     threads: int  # searches at the same time
 
-    def __len__(self) -> int:
-        """The number of images, as far as it is known; asked for by the event loop, so it must not wait."""
+    def summary(self) -> Summary:
+        """The generation that is served, as far as it is known; asked for by the event loop, so it must not wait."""
         ...
 
     def warm(self) -> None:
         """Do now what would make the first request slow."""
+        ...
+
+    def follow(self) -> None:
+        """Notice from now on when another process changes the index."""
         ...
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from suffuse.service.limits import Limits
 
 _LIMITS = Limits()
 
-ItemId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+ItemId = Annotated[int, Field(ge=0, le=2**53 - 1)]
 Scalar = Annotated[str, Field(max_length=1000)] | bool | int | float
 
 
@@ -54,11 +54,57 @@ class SearchRequest(_Strict):
     )
 
 
+Name = Annotated[str, Field(max_length=1000)]
+
+
+class About(_Strict):
+    """What is told about a picture that is uploaded; without a name it is called as the file."""
+
+    name: Name | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class AddRequest(_Strict):
+    """Pictures to be added, by their vectors; in an index of regions `owners` says whose vector each is, from 0 on."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"vectors": [[0.6, 0.8]], "names": ["trips/oxford.jpg"], "metadata": [{"year": 1998}]}]
+        }
+    )
+
+    vectors: list[list[float]] = Field(
+        min_length=1, max_length=_LIMITS.added, description="Vectors as the index was built from."
+    )
+    owners: list[Annotated[int, Field(ge=0, lt=_LIMITS.added)]] | None = None
+    names: list[Name] | None = Field(None, description="A name for each picture: its path below the image folder.")
+    metadata: list[dict[str, Any]] | None = Field(None, description="Fields to filter by, for each picture.")
+
+
+class ReplaceRequest(_Strict):
+    """One picture anew: its vector, or the vectors of its regions; what else is not given stays as it was."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"vectors": [[0.6, 0.8]], "metadata": {"year": 1999}}]})
+
+    vectors: list[list[float]] = Field(min_length=1, max_length=_LIMITS.added)
+    name: Name | None = None
+    metadata: dict[str, Any] | None = None
+
+
 class Problem(BaseModel):
     """What went wrong, and what to do."""
 
     code: Literal[
-        "invalid_request", "unauthorized", "not_found", "too_large", "unsupported", "busy", "timeout", "internal"
+        "invalid_request",
+        "unauthorized",
+        "forbidden",
+        "not_found",
+        "too_large",
+        "unsupported",
+        "busy",
+        "timeout",
+        "no_space",
+        "internal",
     ]
     message: str
     hint: str | None
@@ -191,3 +237,42 @@ class Status(BaseModel):
     """Whether the service is there."""
 
     status: Literal["ok"]
+
+
+class ChangeAnswer(BaseModel):
+    """What a change did; when this comes, searches see it."""
+
+    ids: list[int] = Field(description="Of the pictures that were added or replaced.")
+    removed: int = Field(description="Pictures that were removed or replaced.")
+    saved: bool | None = Field(description="Whether an uploaded file was put into the image folder.")
+    generation: int
+    images: int
+    stale: float = Field(description="The share of columns that wait for a compaction.")
+    took_ms: float
+
+
+class ChangeProgress(BaseModel):
+    """How far a compaction is: stages follow each other, and each counts its own rows."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class ChangeError(Problem):
+    """Why the last compaction failed."""
+
+    at: str
+
+
+class ChangesAnswer(BaseModel):
+    """The generation that is served, and what is being done to the index."""
+
+    enabled: bool = Field(description="Whether this service takes changes.")
+    generation: int
+    images: int
+    stale: float = Field(description="The share of columns that wait for a compaction.")
+    changing: int = Field(description="Changes in work or in line.")
+    compacting: bool
+    progress: ChangeProgress | None
+    last_error: ChangeError | None = Field(description="Of the last compaction, if it failed.")

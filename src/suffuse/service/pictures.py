@@ -1,20 +1,18 @@
 """Picture files: those under the image root and those that are uploaded; nothing outside the root is ever opened."""
 
 import io
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from suffuse.service.kept import Kept
 from suffuse.service.limits import Limits
 from suffuse.service.problems import Problem
 
 # Formats that are decoded: Pillow knows more, some of which start other programs.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
 MEDIA_TYPES = {
     ".jpg": "image/jpeg",
     ".jpeg": "image/jpeg",
@@ -26,8 +24,6 @@ MEDIA_TYPES = {
     ".bmp": "image/bmp",
 }
 _QUALITY = 85
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class Thumb(NamedTuple):
@@ -41,15 +37,15 @@ class Pictures:
     """The files of an index's items, by their names."""
 
     def __init__(self, root: Path, limits: Limits) -> None:
-        self._root, self._limits = root.resolve(), limits
+        self.root, self._limits = root.resolve(), limits
         self._thumbs = Kept[tuple[str, int], Thumb](limits.thumb_bytes, lambda thumb: len(thumb.data))
 
     def path(self, name: str) -> Path:
         """The file of an item; symbolic links that lead out of the root count as missing."""
         missing = Problem(404, "the file of this picture is not there", "was the folder moved? give it by --images")
         try:
-            path = (self._root / name).resolve(strict=True)
-            inside = path.is_relative_to(self._root) and path.is_file()
+            path = (self.root / name).resolve(strict=True)
+            inside = path.is_relative_to(self.root) and path.is_file()
         except (OSError, ValueError, RuntimeError):  # no such file, a null character, a loop of links
             raise missing from None
         if not inside:
@@ -90,9 +86,9 @@ def decoded(data: bytes, pixels: int, *, largest: int | None = None) -> Image.Im
     With `largest` it is made to fit into such a square.
     """
     too_many = Problem(413, f"the picture has more than {pixels:,} pixels", "make it smaller first")
-    unreadable = Problem(415, "this is no picture that can be read", f"formats: {', '.join(_FORMATS)}")
+    unreadable = Problem(415, "this is no picture that can be read", f"formats: {', '.join(FORMATS)}")
     try:
-        picture: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        picture: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
         if picture.width * picture.height > pixels:
             raise too_many
         if largest is not None:
@@ -128,33 +124,3 @@ def part(picture: Image.Image, box: tuple[float, float, float, float]) -> Image.
     width, height = picture.size
     left, upper = int(x0 * width), int(y0 * height)
     return picture.crop((left, upper, max(left + 1, round(x1 * width)), max(upper + 1, round(y1 * height))))
-
-
-class Kept(Generic[K, V]):
-    """The values that were used last, as many as fit."""
-
-    def __init__(self, room: int, size: Callable[[V], int]) -> None:
-        self._room, self._size, self._used = room, size, 0
-        self._values: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def get(self, key: K) -> V | None:
-        """The value, which is now the last used one; None if it is not there, or no more."""
-        with self._lock:
-            value = self._values.get(key)
-            if value is not None:
-                self._values.move_to_end(key)
-            return value
-
-    def put(self, key: K, value: V) -> None:
-        """Keep a value, in place of what was used longest ago."""
-        with self._lock:
-            if key in self._values:
-                self._used -= self._size(self._values.pop(key))
-            self._values[key] = value
-            self._used += self._size(value)
-            while self._used > self._room:
-                self._used -= self._size(self._values.popitem(last=False)[1])

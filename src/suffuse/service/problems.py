@@ -1,5 +1,6 @@
 """Every error of the service in one shape: {"error": {"code", "message", "hint"}}, never a path or a trace."""
 
+import errno
 import json
 import logging
 from http import HTTPStatus
@@ -12,21 +13,28 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from suffuse.errors import IndexProblem, InvalidInput, InvalidParams
+from suffuse.errors import ChangeFailed, IndexBusy, IndexProblem, InvalidInput, InvalidParams
 
 logger = logging.getLogger(__name__)
 
 _CODES = {
     401: "unauthorized",
+    403: "forbidden",
     404: "not_found",
     405: "invalid_request",
     409: "unsupported",
     413: "too_large",
     415: "unsupported",
     500: "internal",
+    501: "unsupported",
     503: "busy",
     504: "timeout",
+    507: "no_space",
 }
+# What it is called that there is no room for a change.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Seconds after which whoever finds the index being changed should ask again.
+_BUSY_SECONDS = "2"
 _INTERNAL = "something went wrong in the service; its log says what"
 # Complaints of one request that are told: a body can be wrong in a thousand places.
 _MOST_COMPLAINTS = 3
@@ -36,10 +44,25 @@ class Problem(Exception):
     """What a request gets instead of an answer."""
 
     def __init__(
-        self, status: int, message: str, hint: str | None = None, headers: dict[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        hint: str | None = None,
+        headers: dict[str, str] | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.hint, self.headers = status, message, hint, headers
+        self.code = code or _CODES.get(status, "invalid_request")
+
+    def told(self) -> dict[str, str | None]:
+        """What a client reads."""
+        return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+def busy(message: str) -> Problem:
+    """The index is being changed."""
+    return Problem(409, message, "try again in a moment", {"Retry-After": _BUSY_SECONDS}, "busy")
 
 
 class Json(Response):
@@ -57,15 +80,10 @@ class Json(Response):
 
 def answer(problem: Problem) -> Json:
     """The one shape of all errors."""
-    content = {
-        "code": _CODES.get(problem.status, "invalid_request"),
-        "message": problem.message,
-        "hint": problem.hint,
-    }
     headers = dict(problem.headers or {})
     if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.setdefault("Retry-After", "1")
-    return Json({"error": content}, status_code=problem.status, headers=headers)
+    return Json({"error": problem.told()}, status_code=problem.status, headers=headers)
 
 
 def problem_of(error: Exception) -> Problem:
@@ -80,6 +98,17 @@ def problem_of(error: Exception) -> Problem:
             return Problem(error.status_code, _described(error.status_code, str(error.detail)), headers=headers)
         case InvalidInput() | InvalidParams():
             return Problem(422, str(error))
+        case IndexBusy():
+            logger.info("a change has to wait: %s", error)
+            return busy("another process is changing the index")
+        case ChangeFailed():
+            logger.error("a change failed: %s", error)
+            hint = "the log of the service says why"
+            if "as it was before" not in str(error):
+                return Problem(503, "the change is made, but may be lost if the power fails now", hint)
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
+                return Problem(507, "the disk is full; the index is as it was before", "make room, then try again")
+            return Problem(503, "the index cannot be written; it is as it was before", hint)
         case IndexProblem():
             # Its message may hold a path.
             logger.error("the index cannot be used: %s", error)
@@ -121,5 +150,6 @@ def install(app: FastAPI) -> None:
         InvalidInput,
         InvalidParams,
         IndexProblem,
+        ChangeFailed,
     ):
         app.add_exception_handler(kind, handle)

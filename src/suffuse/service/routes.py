@@ -6,23 +6,24 @@ from concurrent.futures import Future
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
-from starlette.datastructures import UploadFile
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from suffuse.service import models
+from suffuse.service.change_routes import add_change_routes
+from suffuse.service.changing import Changes
 from suffuse.service.interface import Searching
 from suffuse.service.metrics import Metrics
 from suffuse.service.models import SearchRequest
 from suffuse.service.pictures import MEDIA_TYPES, Pictures, Thumb
 from suffuse.service.problems import Json, Problem
+from suffuse.service.requests import content_type, schema_body, service_of, uploaded
 from suffuse.service.work import Workers
 
 R = TypeVar("R")
 
-# How long a browser shows a picture without asking whether it has changed.
-_FRESH = "private, max-age=3600"
-# Beside the file an upload has a few numbers.
-_REQUEST_BYTES = 1_000_000
+# How many seconds a browser shows a picture without asking whether it has changed; where pictures can be replaced
+# through this service, somebody looks at the new one soon.
+_FRESH, _FRESH_IF_CHANGED = "private, max-age=3600", "private, max-age=60"
 _ID = Path(ge=0, description="The number of a picture.", examples=[3])
 _PROBLEM = {"application/json": {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -30,39 +31,30 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"content": _PROBLEM, "description": "The request cannot be answered."},
     "5XX": {"content": _PROBLEM, "description": "The service is busy, too slow, or broken."},
 }
-_SEARCH_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": {"$ref": "#/components/schemas/SearchRequest"}},
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["image"],
-                    "properties": {
-                        "image": {"type": "string", "format": "binary", "description": "A picture to search by."},
-                        "request": {
-                            "type": "string",
-                            "description": "The same as JSON, without vectors and query.",
-                            "examples": ['{"top": 24, "box": [0.1, 0.2, 0.6, 0.9]}'],
-                        },
-                    },
-                }
-            },
-        },
-    }
-}
+_SEARCH_BODY = schema_body(
+    "SearchRequest", "SearchRequest, without vectors and query", '{"top": 24, "box": [0.1, 0.2, 0.6, 0.9]}'
+)
 
 
 class Service:
-    """An engine at work: its threads, its metrics, and whether it is warm."""
+    """An engine at work: its threads, its metrics, and whether it is warm; and who changes its index.
 
-    def __init__(self, engine: Searching) -> None:
-        self.engine, self.metrics = engine, Metrics()
+    `changes` is the writer, or what makes the problem that is told instead.
+    """
+
+    def __init__(self, engine: Searching, changes: Changes | Callable[[], Problem]) -> None:
+        self.engine, self.changes, self.metrics = engine, changes, Metrics()
         self.searches = Workers("search", engine.threads, engine.limits.waiting)
         self.lookups = Workers("lookup", 2, engine.limits.waiting)
         self.picturing = Workers("picture", 2, engine.limits.waiting)
         self._warming: Future[None] | None = None
+
+    def open(self) -> None:
+        """Begin to warm up, and to notice what others do to the index."""
+        if isinstance(self.changes, Changes):
+            self.changes.open()
+        self.warm()
+        self.engine.follow()
 
     def warm(self) -> "Future[None]":
         """Begin to warm up, once."""
@@ -70,17 +62,23 @@ class Service:
             self._warming = self.searches.submit(self.engine.warm)
         return self._warming
 
+    async def warmed(self) -> None:
+        """Wait until the service is warm; raises why it cannot be."""
+        if not (warming := self.warm()).done() or warming.exception():
+            await asyncio.shield(asyncio.wrap_future(warming))
+
     async def run(self, work: Callable[[Searching], R], workers: Workers | None = None) -> R:
         """Do the work in a thread when the service is warm; without other workers in one of those that search.
 
         Pictures have their own, so that searches never wait for them, and so have lookups, which take no time at all.
         """
-        if not (warming := self.warm()).done() or warming.exception():
-            await asyncio.shield(asyncio.wrap_future(warming))
+        await self.warmed()
         return await (workers or self.searches).run(lambda: work(self.engine))
 
     def close(self) -> None:
         """End what is being done."""
+        if isinstance(self.changes, Changes):
+            self.changes.close()
         for workers in (self.searches, self.lookups, self.picturing):
             workers.close()
         self.engine.close()
@@ -89,6 +87,7 @@ class Service:
 def make_router() -> APIRouter:
     """All endpoints but the page."""
     router = APIRouter(responses=_PROBLEMS)
+    add_change_routes(router)
     router.add_api_route(
         "/api/search", _search, methods=["POST"], responses={200: {"model": models.SearchAnswer}}, response_class=Json,
         openapi_extra=_SEARCH_BODY, tags=["search"],
@@ -110,11 +109,6 @@ def make_router() -> APIRouter:
     return router
 
 
-def _of(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
 async def _healthz() -> Response:
     """Whether the service is alive."""
     return Json({"status": "ok"})
@@ -122,7 +116,7 @@ async def _healthz() -> Response:
 
 async def _readyz(request: Request) -> Response:
     """Whether the service is warm, so that the first request is as fast as the others, and its index can be read."""
-    service = _of(request)
+    service = service_of(request)
     if not (warming := service.warm()).done():
         raise Problem(503, "the service is warming up", "ask again in a moment")
     warming.result()
@@ -132,13 +126,16 @@ async def _readyz(request: Request) -> Response:
 
 async def _metrics(request: Request) -> Response:
     """Counts and times of requests, in the text format of Prometheus."""
-    service = _of(request)
+    service = service_of(request)
+    generation, images, stale = service.engine.summary()
     gauges: dict[str, tuple[str, float]] = {
         "suffuse_requests_in_flight": ("Requests that have no answer yet.", service.metrics.in_flight),
         "suffuse_searches_waiting": ("Searches in work or in line.", service.searches.busy),
         "suffuse_pictures_waiting": ("Pictures in work or in line.", service.picturing.busy),
         "suffuse_queries_remembered": ("Queries that are kept.", len(service.engine.queries)),
-        "suffuse_images": ("Pictures in the index.", len(service.engine)),
+        "suffuse_images": ("Pictures in the index.", images),
+        "suffuse_generation": ("The generation of the index, which goes up with every change.", generation),
+        "suffuse_stale_share": ("The share of columns that wait for a compaction.", stale),
     }
     text = service.metrics.render(gauges)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -146,7 +143,7 @@ async def _metrics(request: Request) -> Response:
 
 async def _info(request: Request) -> Response:
     """What the index holds, what can be done with it, and the limits."""
-    service = _of(request)
+    service = service_of(request)
     return await service.run(lambda engine: Json(engine.info()), service.lookups)
 
 
@@ -160,21 +157,21 @@ async def _items(
     q: Annotated[str, Query(max_length=200, description="Only names that contain this.", examples=["oxford"])] = "",
 ) -> Response:
     """Pictures of the index, page by page."""
-    service = _of(request)
+    service = service_of(request)
     return await service.run(lambda engine: Json(engine.listed(offset, limit, q, shuffle)), service.lookups)
 
 
 async def _item(request: Request, id: Annotated[int, _ID]) -> Response:
     """One picture: its name and its metadata."""
-    service = _of(request)
+    service = service_of(request)
     return await service.run(lambda engine: Json(engine.item(id)), service.lookups)
 
 
 async def _image(request: Request, id: Annotated[int, _ID]) -> Response:
     """The file of a picture, as it is."""
-    service = _of(request)
+    service = service_of(request)
     path = await service.run(lambda engine: _pictures(engine).path(engine.item(id)["name"]), service.picturing)
-    headers = {"Cache-Control": _FRESH}
+    headers = {"Cache-Control": _freshness(service)}
     return FileResponse(path, media_type=MEDIA_TYPES[path.suffix.lower()], headers=headers)
 
 
@@ -188,9 +185,9 @@ async def _thumb(
     def make(engine: Searching) -> Thumb:
         return _pictures(engine).thumb(engine.item(id)["name"], size)
 
-    service = _of(request)
+    service = service_of(request)
     thumb = await service.run(make, service.picturing)
-    headers = {"ETag": thumb.etag, "Cache-Control": _FRESH}
+    headers = {"ETag": thumb.etag, "Cache-Control": _freshness(service)}
     if thumb.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(thumb.data, media_type="image/jpeg", headers=headers)
@@ -198,15 +195,15 @@ async def _thumb(
 
 async def _search(request: Request) -> Response:
     """Search by pictures of the index, wanted and not, by vectors, by an uploaded picture, or by a part of one."""
-    service, kind = _of(request), request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    service, kind = service_of(request), content_type(request)
     if kind == "application/json":
         body = await request.body()
         if b'"box"' in body:
             return await service.run(lambda engine: _searched(engine, body, None), service.picturing)
         return await service.run(lambda engine: _searched(engine, body, None))
     if kind == "multipart/form-data":
-        text, image = await _uploaded(request, service.engine.limits.upload_bytes)
-        return await service.run(lambda engine: _searched(engine, text, image), service.picturing)
+        form = await uploaded(request, service.engine.limits.upload_bytes)
+        return await service.run(lambda engine: _searched(engine, form.text, form.image), service.picturing)
     raise Problem(415, "a search takes application/json or multipart/form-data", "set the Content-Type")
 
 
@@ -217,26 +214,18 @@ async def _explain(
     seeds: Annotated[int, Query(ge=1, le=1000, description="As in the search.")] = 10,
 ) -> Response:
     """Why a picture was found: what each seed gave to its score, and the strongest chain of pictures to it."""
-    return await _of(request).run(lambda engine: Json(engine.explain(query, item, seeds)))
+    return await service_of(request).run(lambda engine: Json(engine.explain(query, item, seeds)))
 
 
 def _searched(engine: Searching, body: bytes, image: bytes | None) -> Json:
     return Json(engine.search(SearchRequest.model_validate_json(body), image))
 
 
-async def _uploaded(request: Request, most: int) -> tuple[bytes, bytes]:
-    """The JSON and the file of a form."""
-    async with request.form(max_files=1, max_fields=4, max_part_size=_REQUEST_BYTES) as form:
-        image, text = form.get("image"), form.get("request", "{}")
-        if not isinstance(image, UploadFile) or not isinstance(text, str):
-            raise Problem(422, "the form needs a file 'image', and may have a text 'request'")
-        data = await image.read(most + 1)
-    if len(data) > most:
-        raise Problem(413, f"the file is longer than {most:,} bytes", "make the picture smaller first")
-    return text.encode(), data
-
-
 def _pictures(engine: Searching) -> Pictures:
     if engine.pictures is None:
         raise Problem(404, "this index is served without pictures", "give their folder by --images")
     return engine.pictures
+
+
+def _freshness(service: Service) -> str:
+    return _FRESH_IF_CHANGED if isinstance(service.changes, Changes) else _FRESH

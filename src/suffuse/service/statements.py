@@ -78,6 +78,7 @@ _PAGE: LiteralString = """
 SELECT i.id, i.name, i.metadata FROM {schema}.items i WHERE {containing} ORDER BY {order}
 OFFSET %(offset)s LIMIT %(limit)s
 """
+_NUMBERS: LiteralString = "SELECT min(i.id), max(i.id) FROM {schema}.items i"
 _CONTAINING: LiteralString = "strpos(lower(i.name), lower(%(text)s::text)) > 0"
 _COUNT: LiteralString = "SELECT count(*) FROM {schema}.items i WHERE {containing}"
 _VALUES: LiteralString = """
@@ -110,6 +111,19 @@ class Scope(NamedTuple):
     condition: sql.Composable
     parameters: dict[str, Any]
     left_out: list[int]
+
+
+class Numbers:
+    """The ids there are: from 0 on, unless the index that was exported had lost some."""
+
+    def __init__(self, reading: Reading) -> None:
+        ((self.first, self.last),) = reading.rows(_NUMBERS, {})
+        self.gaps = self.last - self.first + 1 != reading.about.images
+
+    def hint(self) -> str:
+        """What there is instead, in the words of `suffuse.ids`."""
+        gaps = ", and some of them were removed" if self.gaps else ""
+        return f"ids go from {self.first} to {self.last}{gaps}"
 
 
 def prepared(reading: Reading, rows: Features) -> Features:
@@ -166,8 +180,9 @@ def contributions(reading: Reading, query: Signed, seeds: int, exact: bool, item
 
 
 def items(reading: Reading, ids: Sequence[int]) -> dict[int, tuple[str, dict[str, Any]]]:
-    """Name and metadata of these images."""
-    found = reading.rows(_ITEMS, {"ids": list(ids)}) if ids else []
+    """Name and metadata of those of these images that are there."""
+    possible = [id for id in ids if 0 <= id < 2**31]  # what the type of the column can hold
+    found = reading.rows(_ITEMS, {"ids": possible}) if possible else []
     return {id: (name, metadata) for id, name, metadata in found}
 
 
@@ -182,9 +197,10 @@ def listed(
     total = reading.about.images
     if text:
         ((total,),) = reading.rows(_COUNT, parameters, containing=containing)
-    elif shuffle is None:
-        # Ids have no gaps, so that nothing needs to be counted to come to a late page.
-        containing, parameters["first"], parameters["offset"] = sql.SQL("i.id >= %(first)s"), offset, 0
+    elif shuffle is None and not (numbers := Numbers(reading)).gaps:
+        # Nothing needs to be counted to come to a late page.
+        first = min(offset, numbers.last + 1) + numbers.first
+        containing, parameters["first"], parameters["offset"] = sql.SQL("i.id >= %(first)s"), first, 0
     return total, reading.rows(_PAGE, parameters, containing=containing, order=sql.SQL(order))
 
 

@@ -1,0 +1,155 @@
+"""What it costs to change an index, and what a change that is fast loses until the index is compacted.
+
+    python -m benchmarks.living quality [--data ../shared/data] [--batches 10]
+    python -m benchmarks.living cost [--n 100000] [--dimensions 512]
+
+`quality`: Oxford5k, built from a random 90% of the images and grown to all of them in batches; mAP of the full build,
+of the grown index, and after `compact`. Whitening is learned on all images beforehand, so that nothing but growth
+differs. `cost`: CPU and wall seconds of adding 1, 100 and 1,000 elements, of removing 100, and of compacting, as shares
+of what a build takes, all in one run; synthetic features.
+"""
+
+import argparse
+import functools
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.measure import markdown
+from suffuse import Index, Params, build
+from suffuse.arrays import write_json
+from suffuse.datasets import oxford_folder
+from suffuse.evaluation import mean_average_precision
+from suffuse.features import apply_whitening, learn_whitening, unit_rows
+from suffuse.synthetic import manifold
+
+_FIRST = 0.9
+_SETTINGS: dict[str, float | None] = {"as they are": None, "512, power 0.5": 0.5, "512, full": 1.0}
+
+
+def main() -> None:
+    """Measure, write raw results, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("quality", "cost"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/bench"))
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--batches", type=int, default=10)
+    parser.add_argument("--n", type=int, default=100_000)
+    parser.add_argument("--dimensions", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    if options.what == "cost":
+        rows = cost(options.n, options.dimensions, options.seed)
+    elif not (folder := options.data / "oxford5k").is_dir():
+        print(f"no data at {folder}: nothing measured")
+        return
+    else:
+        rows = quality(folder, options.batches, options.seed)
+    write_json(options.output / f"living-{options.what}.json", rows)
+    print(_table(rows))
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    shown = ([_shown(row.get(head, "")) for head in heads] for row in rows)
+    return markdown(heads, shown)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def quality(folder: Path, batches: int, seed: int) -> list[dict[str, Any]]:
+    """mAP of a full build, of one that was grown, and after compaction, for three whitenings."""
+    dataset = oxford_folder(folder)
+    order = np.random.default_rng(seed).permutation(len(dataset.features))
+    first = round(_FIRST * len(order))
+    rows = []
+    for name, power in _SETTINGS.items():
+        features, queries = _whitened(dataset.features, dataset.queries, power)
+        features = features[order]
+
+        def evaluated(index: Index, refine: int | None, asked: NDArray[Any] = queries) -> float:
+            ranking = order[index.search(asked, top=len(index), refine=refine).ids]
+            return 100 * mean_average_precision(ranking, dataset.protocols["classic"], dataset.kind).mean
+
+        with tempfile.TemporaryDirectory() as work:
+            build(features, Path(work) / "full", Params())
+            build(features[:first], Path(work) / "grown", Params())
+            full, grown = (Index.open(Path(work) / kind) for kind in ("full", "grown"))
+            for batch in np.array_split(features[first:], batches):
+                summary = grown.add(batch)
+            for look, refine in (("graph", 0), ("refined", None)):
+                row: dict[str, Any] = {"features": name, "method": look, "full": evaluated(full, refine)}
+                rows.append(row | {"grown": evaluated(grown, refine), "stale": summary.stale})
+            grown.compact()
+            for row, refine in zip(rows[-2:], (0, None), strict=True):
+                row["compacted"] = evaluated(grown, refine)
+                row["loss"] = row["full"] - row["grown"]
+    return rows
+
+
+def _whitened(features: NDArray[Any], queries: NDArray[Any], power: float | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    if power is None:
+        return features, queries
+    whitening = learn_whitening(features, "features", 512, power)
+    gallery, asked = (apply_whitening(unit_rows(rows, "rows"), whitening, "rows") for rows in (features, queries))
+    return gallery, asked
+
+
+def cost(n: int, dimensions: int, seed: int) -> list[dict[str, Any]]:
+    """Seconds of each kind of change, as shares of a build."""
+    features = manifold(n + 2000, dimensions, rng=np.random.default_rng(seed)).features
+    rows: list[dict[str, Any]] = []
+    whole: dict[str, float] = {}
+
+    def timed(what: str, work: Callable[[], Any]) -> Any:
+        wall, cpu = time.perf_counter(), _cpu()
+        result = work()
+        taken = {"wall s": time.perf_counter() - wall, "CPU s": _cpu() - cpu}
+        whole.update({} if whole else taken)
+        rows.append(
+            {"change": what, **taken} | {f"% of build, {kind}": 100 * taken[kind] / whole[kind] for kind in taken}
+        )
+        print(rows[-1], flush=True)
+        return result
+
+    with tempfile.TemporaryDirectory() as work:
+        path, end = Path(work) / "cost.index", n
+        _warm(Path(work) / "warm.index", dimensions)
+        timed(f"build of {n:,}", lambda: build(features[:n], path, Params()))
+        index = Index.open(path)
+        for count in (1, 100, 1000):
+            batch = features[end : end + count]
+            end += count
+            summary = timed(f"add {count:,}", functools.partial(index.add, batch))
+            rows[-1] |= {"solved": summary.solved, "stale": summary.stale}
+        timed("remove 100", lambda: index.remove(np.arange(100)))
+        timed("compact", index.compact)
+    return rows
+
+
+def _warm(path: Path, dimensions: int) -> None:
+    """Load every kernel, which is no part of what is measured."""
+    features = manifold(600, dimensions, rng=np.random.default_rng(0)).features
+    build(features[:500], path, Params())
+    index = Index.open(path)
+    index.add(features[500:])
+    index.remove([0])
+    index.compact()
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()

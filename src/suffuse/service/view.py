@@ -1,0 +1,189 @@
+"""One generation of an index as requests see it: what is asked of it together fits together."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse import __version__, explain, similar
+from suffuse.errors import InvalidInput
+from suffuse.online import Generation, Method
+from suffuse.service.catalogue import Catalogue
+from suffuse.service.limits import Limits
+from suffuse.service.models import SearchRequest
+from suffuse.service.pictures import Pictures
+from suffuse.service.problems import Problem
+from suffuse.service.queries import Queries
+from suffuse.similar import Found
+
+SERVED: tuple[Method, ...] = ("diffusion", "knn")
+# How deep the other list is looked through for a hit of one list.
+OTHER_RANKS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Around:
+    """What an engine has beside its index, and keeps from one generation to the next."""
+
+    name: str
+    pictures: Pictures | None
+    queries: Queries
+    can_extract: bool
+    limits: Limits
+
+
+class View:
+    """A generation, its names and metadata; safe to use from many threads."""
+
+    def __init__(self, index: Generation, catalogue: Catalogue, around: Around) -> None:
+        self.index, self.catalogue, self._around = index, catalogue, around
+
+    def warm(self) -> None:
+        """Load the kernels, and read what every search needs."""
+        index = self.index
+        # An image without regions cannot be searched by.
+        places = index.ids.shown_places()
+        if index.owners is not None:
+            places = np.intersect1d(places, index.owners)
+        if not len(places):
+            return  # everything was removed
+        first, *unwanted = index.ids.of(places[:2]).tolist()
+        for method in SERVED:
+            similar.search(index, similar.wanted(index, [first], unwanted), 10, method=method)
+            similar.search(index, similar.wanted(index, [first]), 10, method=method)
+        self.explain(f"i:{first}", first, 10)
+
+    def info(self) -> dict[str, Any]:
+        """What the index holds, and what can be done with it."""
+        index, around, manifest = self.index, self._around, self.index.manifest
+        return {
+            "name": around.name,
+            "images": len(index),
+            "elements": self._elements(),
+            "dimensions": index.dimensions,
+            "params": index.params.to_dict(),
+            "methods": list(SERVED),
+            "regional": index.owners is not None,
+            "pictures": around.pictures is not None,
+            "upload": around.can_extract,
+            "explain": True,
+            # As `Generation.graph`, which would make it of an index that was changed.
+            "chain": index.params.with_graph and (index.params.with_lists or not manifest.segments),
+            "metadata": self.catalogue.fields(),
+            "limits": around.limits.shown(),
+            "version": __version__,
+        }
+
+    def _elements(self) -> int:
+        hidden = self.index.hidden_elements
+        return len(self.index.features) - (0 if hidden is None else int(hidden.sum()))
+
+    def item(self, id: int) -> dict[str, Any]:
+        """A picture as clients see it."""
+        try:
+            place = self.index.ids.place(id)
+        except InvalidInput as error:
+            raise Problem(404, f"there is no item {id}", str(error).partition("; ")[2]) from None
+        return self._item(id, place)
+
+    def _item(self, id: int, place: int) -> dict[str, Any]:
+        content = self.index.items.at(place)
+        metadata = {field: value for field, value in content.items() if field != "name"}
+        return shown(id, str(content.get("name", id)), metadata, pictures=self._around.pictures is not None)
+
+    def _items(self, ids: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Many items that are there; to look for their places one by one would take longer than to read them."""
+        wanted = list(ids)
+        places = self.index.ids.places(np.array(wanted, np.int64)).tolist()
+        return {id: self._item(id, place) for id, place in zip(wanted, places, strict=True)}
+
+    def listed(self, offset: int, limit: int, text: str, shuffle: int | None) -> dict[str, Any]:
+        """A page of items."""
+        ids = self.catalogue.listed(text, shuffle)
+        page = self._items(ids[offset : offset + limit].tolist())
+        return {"total": len(ids), "offset": offset, "items": list(page.values())}
+
+    def search(self, request: SearchRequest, upload: bytes | None = None) -> dict[str, Any]:
+        """Hits of each method that is asked for; `upload` is the file that is searched by."""
+        began = time.perf_counter()
+        token, query = self._around.queries.understood(self.index, request, upload)
+        allowed = None if request.filter is None else self.catalogue.allowed(request.filter)
+        lists: dict[Method, Found] = {}
+        taken: dict[Method, float] = {}
+        likeness, shared = similar.Likeness(self.index, query), 0.0
+        if request.method == "both":
+            start = time.perf_counter()
+            likeness.compute()
+            shared = milliseconds(start)
+        for method in SERVED:
+            if request.method in (method, "both"):
+                start = time.perf_counter()
+                # Both lists are made deep enough to say where a hit of one stands in the other.
+                top = max(request.top, OTHER_RANKS) if request.method == "both" else request.top
+                lists[method] = similar.search(
+                    self.index, query, top, request.seeds, method=method, allowed=allowed,
+                    refine=None if request.refine else 0, likeness=likeness,
+                )  # fmt: skip
+                # What both need counts for both, as if each had been asked for alone.
+                taken[method] = milliseconds(start) + (shared if method == "knn" or self.index.seeds_are_exact else 0)
+        items = self._items({id for found in lists.values() for id in found.ids[: request.top].tolist()})
+        results = ranked(lists, taken, request.top, items.__getitem__)
+        return {"query": token, "took_ms": milliseconds(began), "results": results}
+
+    def explain(self, token: str, item: int, seeds: int) -> dict[str, Any]:
+        """Why an item has its score for a query, by the query's token."""
+        hit = self.item(item)
+        query = self._around.queries.recalled(self.index, token)
+        told = explain.explain(self.index, similar.start(self.index, query, seeds), item)
+        chain = told.chain and {**told.chain._asdict(), "nodes": [self.item(node) for node in told.chain.nodes]}
+        return {
+            "item": hit,
+            "score": told.score,
+            "contributions": [{**one._asdict(), "seed": self.item(one.seed)} for one in told.contributions],
+            "chain": chain,
+            "chain_missing": told.chain_missing,
+        }
+
+
+def shown(id: int, name: str, metadata: dict[str, Any], *, pictures: bool) -> dict[str, Any]:
+    """A picture as clients see it."""
+    return {
+        "id": id,
+        "name": name,
+        "metadata": metadata,
+        "image": f"/api/items/{id}/image" if pictures else None,
+        "thumb": f"/api/items/{id}/thumb" if pictures else None,
+    }
+
+
+def ranked(
+    lists: dict[Method, Found], taken: dict[Method, float], top: int, item: Callable[[int], dict[str, Any]]
+) -> dict[Method, dict[str, Any]]:
+    """The first hits of each method, with their ranks by the other one."""
+    results: dict[Method, dict[str, Any]] = {}
+    for method, found in lists.items():
+        ids, scores = found.ids[:top], found.scores[:top]
+        others = _ranks(ids, next((lists[other].ids for other in lists if other != method), ids[:0]))
+        hits = [
+            {**item(id), "score": score, "rank": rank, "other_rank": other}
+            for rank, (id, score, other) in enumerate(zip(ids.tolist(), scores.tolist(), others, strict=True), 1)
+        ]
+        results[method] = {"took_ms": taken[method], "hits": hits}
+    return results
+
+
+def _ranks(ids: NDArray[np.int64], ranking: NDArray[np.int64]) -> list[int | None]:
+    """Where each of these stands in a ranking, from 1 on; None where it is not among the first."""
+    ranks: list[int | None] = [None] * len(ids)
+    _, here, there = np.intersect1d(ids, ranking[:OTHER_RANKS], assume_unique=True, return_indices=True)
+    for place, rank in zip(here.tolist(), there.tolist(), strict=True):
+        ranks[place] = rank + 1
+    return ranks
+
+
+def milliseconds(start: float) -> float:
+    """Since `start`, of the clock that counts parts of a second."""
+    return round(1000 * (time.perf_counter() - start), 3)
