@@ -90,6 +90,10 @@ class Writers:
         os.kill(writer, signal.SIGKILL)
         return self._answer() == -signal.SIGKILL
 
+    def alive(self, writer: int) -> bool:
+        """Whether it has not ended by itself."""
+        return Path(f"/proc/{writer}").exists() or not Path("/proc").exists()
+
     def _answer(self) -> int:
         assert self._process.stdout is not None
         return int(self._process.stdout.readline())
@@ -155,6 +159,8 @@ def kill_once(writers: Writers, world: World, state: State, seed: int, delay: fl
     known = digest(world.path)
     told = {"kind": world.kind, "path": str(world.path), "log": str(log), "seed": seed, **state._asdict()}
     writer = writers.start(told)
+    while not log.exists() and writers.alive(writer):
+        time.sleep(0.001)
     time.sleep(delay)
     found: dict[str, Any] = {"kind": world.kind, "seed": seed, "delay": round(delay, 4), "failure": ""}
     if not writers.kill(writer):
@@ -179,7 +185,9 @@ def kill_once(writers: Writers, world: World, state: State, seed: int, delay: fl
     if different or digest(world.path) != known:
         return found | {"failure": different or "searches find something else"}, state
     change = Change("add", [], [int(seed) + 1])
-    if world.make(change).ids.tolist() != [state.next_id]:
+    summary = world.make(change)
+    found["seconds"] = summary.seconds
+    if summary.ids.tolist() != [state.next_id]:
         found["failure"] = "the next writer gave an id twice, or left one out"
     state = state.after(change)
     found["failure"] = found["failure"] or world.difference(state)
@@ -201,7 +209,9 @@ def kill_often(place: Path, moments: int, seed: int) -> dict[str, Any]:
     each: list[dict[str, Any]] = []
     with Writers() as writers:
         while len(each) < moments and not any(found["failure"] for found in each):
-            which, own_seed, delay = len(each) % len(worlds), int(rng.integers(1 << 30)), float(rng.uniform(0, 0.8))
+            which, own_seed = len(each) % len(worlds), int(rng.integers(1 << 30))
+            # A few changes long, however busy the machine is.
+            delay = float(rng.uniform(0, 8 * (each[-1]["seconds"] if each else 0.1)))
             found, states[which] = kill_once(writers, worlds[which], states[which], own_seed, delay)
             print(len(each), found, file=sys.stderr, flush=True)
             each.append(found)

@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 import suffuse
 from suffuse import Index, InvalidInput, InvalidParams, Params, build, verify
 from suffuse.arrays import map_array
+from suffuse.codes import plain
+from suffuse.current import all_lists
+from suffuse.neighbors import nearest_to_rows
+from suffuse.segments import read_segments
+from suffuse.store import open_index
 
 D = 8
 KINDS = {
@@ -132,9 +137,6 @@ def test_lists_stay_exact_while_an_index_grows_fast(tmp_path):
     index = Index.open(tmp_path / "living")
     for start in range(60, 120, 20):
         index.add(features[start : start + 20])
-    from suffuse.neighbors import nearest_to_rows
-    from suffuse.store import all_lists, open_index
-
     lists, exact = all_lists(open_index(tmp_path / "living")), nearest_to_rows(index.features, 0, 120, params.k)
     np.testing.assert_array_equal(lists.ids, exact.ids)
     np.testing.assert_array_equal(lists.sims.view(np.uint32), exact.sims.view(np.uint32))
@@ -154,9 +156,6 @@ def test_a_fast_change_solves_what_is_new_and_its_neighbours_and_marks_the_rest(
     assert index.stale == summary.stale
     build(features, tmp_path / "fresh", params)
     fresh = Index.open(tmp_path / "fresh")
-    from suffuse.codes import plain
-    from suffuse.segments import read_segments
-
     (segment,), _ = read_segments(tmp_path / "living", index.manifest)
     assert set(range(140, 150)) <= set(segment.column_of.tolist())
     assert not set(segment.column_of.tolist()) & set(segment.stale.tolist())

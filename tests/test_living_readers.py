@@ -118,7 +118,7 @@ def test_processes_that_open_meanwhile_see_whole_generations(tmp_path):
 
 @pytest.mark.parametrize("kind", ["coded", "regions, not pooled"])
 def test_an_open_index_stays_with_its_generation_until_it_is_refreshed(tmp_path, kind):
-    world, state = new_world(tmp_path, kind)
+    world, _ = new_world(tmp_path, kind)
     world.make(Change("add", [], [5, 6]))
     index = Index.open(world.path)
     before, names, features = hits_of(index), list(index.items), index.features.copy()

@@ -1,9 +1,7 @@
 """What is to be added to an index: a file of features, or pictures that are new or have changed."""
 
-import contextlib
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -173,8 +171,8 @@ def _more_pictures(
         return None, names
     described = facts["extractor"] if like.model is None else {**facts["extractor"], "model": like.model}
     extractor = extractor_from(described, threads=like.threads)
-    with _linked(root, wanted) as folder:
-        found = extract_pictures(folder, index.absolute(), extractor, "owners.npy" in manifest.files, skipped)
+    regional = "owners.npy" in manifest.files
+    found = extract_pictures(root, index.absolute(), extractor, regional, skipped, wanted)
     return found, sorted(set(names) - set(wanted))
 
 
@@ -210,14 +208,3 @@ def _inside(root: Path, path: Path) -> Path:
         f"{path} is not in {root}, the folder of the index's pictures; put it there, or, if that folder has moved, say"
         " where it is by --images"
     )
-
-
-@contextlib.contextmanager
-def _linked(root: Path, names: Sequence[str]) -> Iterator[Path]:
-    """A folder that holds only these pictures of `root`, by the same names."""
-    with tempfile.TemporaryDirectory(prefix="suffuse-") as place:
-        for name in names:
-            link = Path(place, name)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to((root / name).absolute())
-        yield Path(place)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from suffuse.arrays import sync_directory, write_array, write_blocks, write_bytes, write_json
 from suffuse.changes import enter_lists
+from suffuse.current import all_lists
 from suffuse.errors import InvalidInput
 from suffuse.features import Whitening
 from suffuse.items import encode_items
@@ -19,7 +20,7 @@ from suffuse.manifest import ITEMS_FILE, LIST_FILES, Manifest
 from suffuse.neighbors import Features, Neighbors, in_order, nearest_to_elements
 from suffuse.segments import Segment
 from suffuse.stages import Progress, Stages, assemble, run_stages
-from suffuse.store import Stored, all_lists, check_hashes
+from suffuse.store import Stored, check_hashes
 from suffuse.workplace import remove
 from suffuse.writing import COMPACTING
 

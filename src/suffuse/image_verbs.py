@@ -196,14 +196,22 @@ def _colours(name: str, text: str) -> tuple[float, ...]:
 
 
 def extract_pictures(
-    folder: Path, output: Path, extractor: "Extractor", regions: bool, skipped: Sequence["Skipped"] = ()
+    folder: Path,
+    output: Path,
+    extractor: "Extractor",
+    regions: bool,
+    skipped: Sequence["Skipped"] = (),
+    names: Sequence[str] | None = None,
 ) -> "Extraction":
-    """Extract with a progress bar, then say what it took and what was skipped, `skipped` among it."""
+    """Extract with a progress bar, then say what it took and what was skipped, `skipped` among it.
+
+    Where `names` are given, only those pictures of the folder.
+    """
     from suffuse.extract.cache import cache_path
     from suffuse.extract.folder import extract_folder
 
     with _picture_bar() as progress:
-        found = extract_folder(folder, cache_path(output), extractor, regions=regions, progress=progress)
+        found = extract_folder(folder, cache_path(output), extractor, names=names, regions=regions, progress=progress)
     found = found._replace(skipped=sorted([*skipped, *found.skipped]))
     echo = functools.partial(console(stderr=True).print, soft_wrap=True, markup=False)
     known = len(found.items) - found.extracted

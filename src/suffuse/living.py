@@ -22,6 +22,7 @@ from suffuse.arrays import map_extended, sync_directory
 from suffuse.changes import alpha_s_of, concerned, enter_lists, neighbors_in, solve, touched_nodes
 from suffuse.codes import Held, held, plain
 from suffuse.compaction import Content, compacted
+from suffuse.current import all_lists
 from suffuse.diffusion import Entries, image_type, image_vectors
 from suffuse.errors import ChangeFailed, IndexBroken, IndexProblem, InvalidInput, InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_owners, unit_rows
@@ -30,7 +31,7 @@ from suffuse.manifest import LIST_FILES, Manifest, base_of, read_manifest, write
 from suffuse.neighbors import Features
 from suffuse.segments import Extent, Segment, empty_segment, merged, misfit, read_segments, write_segment
 from suffuse.stages import Progress
-from suffuse.store import all_lists, check_hashes, is_pooled, open_index
+from suffuse.store import check_hashes, is_pooled, open_index
 from suffuse.writing import only_writer, remove_leftovers
 
 Mode = Literal["fast", "exact"]

@@ -73,7 +73,6 @@ class Manifest:
     next_id: int  # of the next image that is added
     base: str = ""  # the directory of `files`; empty if that is the index's own
     segments: list[dict[str, Any]] = field(default_factory=list)  # name, sha256, bytes; the oldest change first
-    changes: dict[str, int] = field(default_factory=dict)  # see `segments.summary`; empty if there are no segments
     version: int = FORMAT_VERSION
 
 
@@ -105,7 +104,6 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         "next_id": manifest.next_id,
         "base": manifest.base,
         "segments": manifest.segments,
-        "changes": manifest.changes,
         **({} if manifest.pictures is None else {"pictures": manifest.pictures}),
     }
     write_json(directory / MANIFEST, content)
@@ -145,7 +143,7 @@ def read_manifest(directory: str | Path) -> Manifest:
 
 
 # What an index says that was written before indexes could change.
-_UNCHANGED: dict[str, Any] = {"generation": 1, "base": "", "segments": [], "changes": {}}
+_UNCHANGED: dict[str, Any] = {"generation": 1, "base": "", "segments": []}
 
 
 def _images(content: dict[str, Any]) -> Any:
@@ -203,7 +201,6 @@ def _parse_manifest(content: dict[str, Any]) -> Manifest:
         next_id=content["next_id"],
         base=content["base"],
         segments=content["segments"],
-        changes=content["changes"],
         version=content["version"],
     )
 
@@ -213,7 +210,7 @@ def _check_generation(content: dict[str, Any]) -> None:
     for name, least in (("generation", 1), ("next_id", content["counts"]["images"])):
         if type(content.get(name)) is not int or not least <= content[name] < 2**62:
             raise IndexBroken(f"{MANIFEST} has no proper {name} (found {content.get(name)!r}); build the index again")
-    base, segments, changes = (content.get(name) for name in ("base", "segments", "changes"))
+    base, segments = content.get("base"), content.get("segments")
     if not isinstance(base, str) or not _BASE.fullmatch(base):
         raise IndexBroken(f"{MANIFEST} names a base {base!r} that no index has; do not trust this index")
     if not isinstance(segments, list):
@@ -225,8 +222,6 @@ def _check_generation(content: dict[str, Any]) -> None:
             raise IndexBroken(f"{MANIFEST} names a segment {segment['name']!r} that no index has; do not trust it")
         if type(segment.get("bytes")) is not int or not isinstance(segment.get("sha256"), str):
             raise IndexBroken(f"{MANIFEST} does not describe {segment['name']}; build the index again")
-    if not isinstance(changes, dict) or not all(type(count) is int for count in changes.values()):
-        raise IndexBroken(f"{MANIFEST} has no proper 'changes' (found {changes!r}); build the index again")
 
 
 def base_of(directory: Path, manifest: Manifest) -> Path:

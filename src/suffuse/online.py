@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from suffuse.arrays import blocks_read
 from suffuse.codes import kernel_view
-from suffuse.errors import IndexBroken, InvalidInput, InvalidParams
-from suffuse.features import apply_whitening, check_matrix, check_owners, check_seeds, unit_rows
-from suffuse.graph import affinity, transition
+from suffuse.current import broken_columns, changed_graph, check_owners_fit, hidden_elements
+from suffuse.errors import InvalidParams
+from suffuse.features import apply_whitening, check_matrix, check_seeds, unit_rows
 from suffuse.hnsw import HnswGraph, nearest_by_hnsw, search_width
 from suffuse.ids import Ids
 from suffuse.items import Items
@@ -25,7 +25,8 @@ from suffuse.matching import Regions, match_regions, pooling_weights
 from suffuse.neighbors import Features, Neighbors, joined, nearest, nearest_of_shown
 from suffuse.own_knn import OwnKnn, nearest_by_own
 from suffuse.params import Params
-from suffuse.store import Stored, Transition, all_lists, is_coded, is_pooled, open_index
+from suffuse.queries import check_count, group_rows
+from suffuse.store import Stored, Transition, is_coded, is_pooled, open_index
 
 Method = Literal["diffusion", "knn"]
 METHODS = ("diffusion", "knn")
@@ -121,34 +122,15 @@ class Generation:
         """The image of each region; None if elements are images."""
         return self._stored.owners
 
-    @property
+    @functools.cached_property
     def graph(self) -> Transition | None:
         """S, the normalised graph of elements; None unless it was built with `with_graph`."""
-        return self._changed_graph if self.manifest.segments else self._stored.graph
-
-    @functools.cached_property
-    def _changed_graph(self) -> Transition | None:
-        """S of an index that was changed, without what was removed; None if that cannot be known."""
-        stored = self._stored
-        if stored.graph is None or stored.lists is None:
-            return None
-        lists = all_lists(stored)
-        if (hidden := self.hidden_elements) is not None:
-            gone = hidden[lists.ids] | hidden[:, None]
-            lists.ids[gone] = np.broadcast_to(np.arange(len(hidden), dtype=np.int32)[:, None], gone.shape)[gone]
-        s = transition(affinity(lists, self.params.gamma))
-        return Transition(s.indptr.view(np.int64), s.indices.view(np.int32), s.weights.astype(np.float32))
+        return changed_graph(self._stored, self.hidden_elements) if self.manifest.segments else self._stored.graph
 
     @functools.cached_property
     def hidden_elements(self) -> NDArray[np.bool_] | None:
         """(elements,), those of images that were removed or replaced; None if there are none."""
-        hidden, owners = self.ids.hidden.astype(bool), self.owners
-        if not len(hidden):
-            return None
-        if owners is None:
-            return hidden
-        self._check_owners()
-        return hidden[owners]
+        return hidden_elements(self._stored)
 
     @property
     def seeds_are_exact(self) -> bool:
@@ -175,10 +157,10 @@ class Generation:
         knn: OwnKnn | None = None,
     ) -> Hits:
         """The `top` best images for each query (m, d); `index.Index.search` says what all of these are."""
-        _check_count("top", top)
-        _check_count("seeds", seeds)
+        check_count("top", top)
+        check_count("seeds", seeds)
         if ef is not None:
-            _check_count("ef", ef)
+            check_count("ef", ef)
         refine = self._check_refine(refine)
         if method not in METHODS:
             raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -187,7 +169,7 @@ class Generation:
         if pooling != "sum" and (self.owners is None or is_pooled(self._stored)):
             raise InvalidParams(f"pooling must be 'sum' unless the index has regions and pool='none', got {pooling!r}")
         rows = self.prepare(queries)
-        query_ptr, rows = _group(rows, owners)
+        query_ptr, rows = group_rows(rows, owners)
         top = min(int(top), len(self))
         if method == "knn":
             return self._named(self._plain(rows, query_ptr, top))
@@ -215,7 +197,7 @@ class Generation:
 
     def combine(self, ids: NDArray[Any], sims: NDArray[Any], top: int = 10, *, refine: int | None = None) -> Hits:
         """The `top` best images for queries whose nearest elements are known already, as `index.Index.combine` says."""
-        _check_count("top", top)
+        check_count("top", top)
         refine = self._check_refine(refine)
         seeds, similar = check_seeds(
             ids, sims, len(self.features) if self.owners is not None else self.manifest.next_id
@@ -240,7 +222,7 @@ class Generation:
         if refine and not possible:
             raise InvalidParams(f"refine must be 0 for an index of regions that are not pooled, got {refine!r}")
         if refine:
-            _check_count("refine", refine)
+            check_count("refine", refine)
         return min(int(refine), len(self))
 
     def prepare(self, queries: NDArray[Any]) -> Features:
@@ -364,7 +346,7 @@ class Generation:
         )  # fmt: skip
         self._columns_on_disk = blocks_read() != before
         if (least := counts.min()) < 0:
-            raise _broken(
+            raise broken_columns(
                 least, f"{'codes' if is_coded(stored) else 'rows'}.npy or owners.npy holds ids that do not exist"
             )
         return ids, scores, counts
@@ -382,7 +364,7 @@ class Generation:
             counts, self.places, depth, stored.images is not None, *hits, sound,
         )  # fmt: skip
         if (least := sound.min()) < 0:
-            raise _broken(least, "the columns of candidates are damaged")
+            raise broken_columns(least, "the columns of candidates are damaged")
 
     def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
         """The ranking by cosine, without diffusion."""
@@ -390,21 +372,19 @@ class Generation:
             found = self._shown(lambda count: nearest(rows, self.features, count), top)
             return Hits(found.ids.astype(np.int64), found.sims)
         sims = np.stack([self._image_similarities(rows[a:b]) for a, b in itertools.pairwise(query_ptr)])
-        order = np.lexsort((np.broadcast_to(np.arange(sims.shape[1]), sims.shape), -sims), axis=1)[:, :top]
+        # What is hidden comes behind images without regions, which are as far.
+        hidden = self.ids.hidden if len(self.ids.hidden) else np.zeros(sims.shape[1], np.uint8)
+        keys = (np.broadcast_to(key, sims.shape) for key in (np.arange(sims.shape[1]), -sims, hidden))
+        order = np.lexsort(tuple(keys), axis=1)[:, :top]
         return Hits(order.astype(np.int64), np.take_along_axis(sims, order, axis=1))
 
     def _image_similarities(self, regions: Features) -> NDArray[np.float32]:
         """R-match of one query's regions with every image; removed ones come last."""
-        self._check_owners()
+        check_owners_fit(self._stored)
         sims = match_regions(regions, self.features, self.owners, self.places)
         if len(self.ids.hidden):
             sims[self.ids.hidden != 0] = -np.inf
         return sims
-
-    def _check_owners(self) -> None:
-        owners = self.owners
-        if owners is not None and not 0 <= owners.min() <= owners.max() < self.places:
-            raise IndexBroken("owners.npy holds ids that do not exist; run suffuse verify, then copy the index again")
 
     def _fill_by_cosine(
         self, rows: Features, query_ptr: NDArray[np.int64], hits: Hits, counts: NDArray[np.int64]
@@ -418,28 +398,3 @@ class Generation:
             ranking = self._plain(rows[first:last], np.array([0, last - first]), top)
             rest = ranking.ids[0][~np.isin(ranking.ids[0], reached)]
             hits.ids[q, counts[q] :] = rest[: top - counts[q]]
-
-
-def _group(rows: Features, owners: NDArray[Any] | None) -> tuple[NDArray[np.int64], Features]:
-    """Rows of one query brought together: query q has the rows ptr[q]:ptr[q + 1]."""
-    if owners is None:
-        return np.arange(len(rows) + 1, dtype=np.int64), rows
-    query_of = check_owners(owners, len(rows), "query owners")
-    numbers, sizes = np.unique(query_of, return_counts=True)
-    if len(gaps := np.flatnonzero(numbers != np.arange(len(numbers)))):
-        raise InvalidInput(
-            f"query {gaps[0]} has no regions, although there are {int(numbers[-1]) + 1} queries; number them anew"
-        )
-    order = np.argsort(query_of, kind="stable")
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), rows[order]
-
-
-def _broken(count: int, damage: str) -> IndexBroken:
-    """What a kernel found that returned a negative count instead of entries."""
-    found = damage if count == -1 else "indptr.npy points outside the columns"
-    return IndexBroken(f"{found}; run suffuse verify, then copy the index again")
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InvalidParams(f"{name} must be a whole number of at least 1, got {value!r}")

@@ -30,7 +30,6 @@ from suffuse.manifest import (
     read_manifest,
     size_on_disk,
 )
-from suffuse.neighbors import Neighbors
 from suffuse.segments import Segment, empty_segment, merged, read_segments
 
 # Columns whose ids are checked at a time.
@@ -250,20 +249,6 @@ def _verify_codes(stored: Stored, reach: int) -> None:
 def _check_ids(name: str, array: NDArray[np.int32], count: int) -> None:
     if len(array) and not 0 <= array.min() <= array.max() < count:
         raise IndexBroken(f"{name} holds an id outside 0..{count - 1}; build the index again")
-
-
-def all_lists(stored: Stored) -> Neighbors:
-    """The k-NN lists of all elements (elements, k), in memory; short ones end as `Neighbors` says."""
-    lists, n, k = stored.lists, len(stored.features), stored.manifest.params.k
-    assert lists is not None
-    ids, sims = np.empty((n, k), np.int32), np.zeros((n, k), np.float32)
-    ids[:] = np.arange(n, dtype=np.int32)[:, None]
-    base, width = lists.ids.shape
-    ids[:base, :width], sims[:base, :width] = lists.ids, lists.sims
-    ids[lists.changed], sims[lists.changed] = lists.changed_ids, lists.changed_sims
-    if not 0 <= ids.min(initial=0) <= ids.max(initial=0) < n:
-        raise IndexBroken("list_ids.npy holds an id that does not exist; run suffuse verify, then copy the index again")
-    return Neighbors(ids, sims)
 
 
 def is_coded(stored: Stored) -> bool:

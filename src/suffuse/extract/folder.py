@@ -4,7 +4,7 @@ import datetime
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -62,12 +62,14 @@ def extract_folder(
     cache: str | Path,
     extractor: Extractor,
     *,
+    names: Sequence[str] | None = None,
     regions: bool = False,
     decoders: int = _DECODERS,
     progress: Progress | None = None,
 ) -> Extraction:
     """Features of every picture in a folder and the folders in it, in order of their names.
 
+    names     paths of pictures below the folder, where only these are wanted
     cache     directory where features are kept: a second run extracts only what is new or changed, and a run that
               was killed goes on
     regions   vectors of the regions of each picture instead of one of the whole
@@ -80,12 +82,12 @@ def extract_folder(
         raise InvalidParams(f"decoders must be a whole number of at least 1, got {decoders!r}")
     if regions and not extractor.has_map:
         raise InvalidParams(f"{extractor.name} gives one vector per picture; regions need a network with a feature map")
-    names, skipped = find_pictures(root)
+    wanted, skipped = find_pictures(root) if names is None else (sorted(names), [])
     run: _Run | None = None
     try:
         run = _Run(root, FeatureCache(Path(cache), {**extractor.describe(), "regions": regions}), extractor, regions)
         with quiet_decoding():
-            found = run.go(names, decoders, progress or _silent)
+            found = run.go(wanted, decoders, progress or _silent)
     except OSError as error:
         raise BuildInterrupted(
             f"{error.strerror or error} ({error.filename or cache}); what is extracted is kept in {cache}, and the same"
