@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from suffuse.errors import (
         BuildInterrupted,
         ChangeFailed,
+        DatabaseProblem,
         IndexBroken,
         IndexBusy,
         IndexExists,
@@ -42,6 +43,7 @@ _HOMES = {
     "BuildSummary": "offline",
     "ChangeFailed": "errors",
     "ChangeSummary": "living",
+    "DatabaseProblem": "errors",
     "Hits": "online",
     "Index": "index",
     "IndexBroken": "errors",
@@ -64,6 +66,7 @@ __all__ = [
     "BuildSummary",
     "ChangeFailed",
     "ChangeSummary",
+    "DatabaseProblem",
     "Hits",
     "Index",
     "IndexBroken",

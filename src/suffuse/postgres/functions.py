@@ -55,8 +55,8 @@ END
 # y, the nearest elements and max(sim, 0) ** gamma. An index serves only an ORDER BY of the bare operator, so the exact
 # search orders by its negative, and by id where similarities are the same. Powers far below what single precision knows
 # are zero: PostgreSQL would refuse to compute them.
-# HNSW looks further in a larger set, by the square root of its size (at most 1000, as pgvector allows): what is kept of
-# the way to a seed must grow with the number of others that are as near. Measured in docs/postgres.md.
+# HNSW looks further in a larger set, by the square root of its size (at most 1000, as pgvector allows): a rule that
+# fits what docs/postgres.md measured.
 SEEDS = Function(
     "{schema}.seeds(query {vectors}.vector, seeds integer, exact boolean)"
     " RETURNS TABLE (id integer, similarity real, weight double precision) LANGUAGE plpgsql VOLATILE",
