@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from suffuse.arrays import write_array
-from suffuse.manifest import MANIFEST, describe_files
+from suffuse.manifest import MANIFEST, describe_files, signed
 
 REMEDY = re.compile(
     r"again|must have|save with|upgrade|remove|choose|give|use |ask for|do not trust|needed|known are|per row|build"
@@ -26,7 +26,7 @@ def edit(change):
     def damage(directory):
         content = json.loads((directory / MANIFEST).read_text())
         changed = change(content)
-        (directory / MANIFEST).write_text(json.dumps(content if changed is None else changed))
+        write_signed(directory, content if changed is None else changed)
 
     return damage
 
@@ -76,7 +76,13 @@ def sign_again(directory):
     """Make the manifest describe the files that are there, whatever they hold."""
     content = json.loads((directory / MANIFEST).read_text())
     content["files"] = describe_files(directory)
-    (directory / MANIFEST).write_text(json.dumps(content))
+    write_signed(directory, content)
+
+
+def write_signed(directory, content):
+    """Write a manifest with a right hash, as far as it can have one, so that it is refused for what it says."""
+    signable = isinstance(content, dict) and "NaN" not in json.dumps(content) and "Infinity" not in json.dumps(content)
+    (directory / MANIFEST).write_bytes(signed(content) if signable else json.dumps(content).encode())
 
 
 def save_plainly(name, change):

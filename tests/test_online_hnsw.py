@@ -8,6 +8,7 @@ import pytest
 import suffuse
 import suffuse.arrays
 import suffuse.online
+from damage import set_at
 from data import curves, scattered
 from indexes import SHORT, same_hits
 from suffuse import Index
@@ -50,13 +51,12 @@ def test_a_narrow_search_misses_seeds_and_a_wide_one_does_not(linked):
 
 def test_links_are_verified_and_their_files_belong_to_the_parameter(linked, tmp_path):
     assert verify(linked) > 0
-    manifest = (linked / "manifest.json").read_text()
     assert {f"hnsw_{name}.npy" for name in HnswGraph._fields} <= set(Index.open(linked).manifest.files)
     copy = tmp_path / "copy.index"
     copy.mkdir()
     for file in linked.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    (copy / "manifest.json").write_text(manifest.replace('"seed_search": "hnsw"', '"seed_search": "exact"'))
+    set_at("params", "seed_search", value="exact")(copy)
     with pytest.raises(IndexBroken, match="seed_search='exact' and names 5 of the 5 files of links"):
         Index.open(copy)
 

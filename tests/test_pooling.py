@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import suffuse
+from damage import write_signed
 from data import clusters
 from indexes import stored_columns
 from suffuse import Index, IndexBroken, InvalidParams, Params
@@ -95,7 +96,7 @@ def test_verify_knows_that_ids_are_images(indexes, regions, tmp_path):
     np.save(path / "rows.npy", rows)
     manifest = json.loads((path / "manifest.json").read_bytes())
     manifest["files"]["rows.npy"]["sha256"] = hashlib.sha256((path / "rows.npy").read_bytes()).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    write_signed(path, manifest)
     with pytest.raises(IndexBroken, match=r"rows\.npy holds an id outside 0\.\.29"):
         suffuse.verify(path)
     with pytest.raises(IndexBroken, match=r"rows\.npy"):

@@ -12,6 +12,7 @@ from PIL import Image
 
 import serving
 import suffuse
+from damage import write_signed
 from serving import D, FakeModel, N, file_of, name_of, picture
 from suffuse import InvalidInput, Params
 from suffuse.service import Limits, create_app
@@ -319,7 +320,7 @@ def with_pictures(path, copy, pictures):
     """The same index, made from a folder."""
     shutil.copytree(path, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "pictures": pictures}))
+    write_signed(copy, {**manifest, "pictures": pictures})
     return copy
 
 

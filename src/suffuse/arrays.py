@@ -126,7 +126,12 @@ def write_side_by_side(
 
 def write_json(path: Path, value: Any) -> None:
     """A value as readable JSON with sorted keys, the same bytes for the same value."""
-    write_bytes(path, [json.dumps(value, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"])
+    write_bytes(path, [as_json(value)])
+
+
+def as_json(value: Any) -> bytes:
+    """A value as the bytes of such a file."""
+    return json.dumps(value, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
 
 
 def sync_directory(path: Path) -> None:
@@ -234,5 +239,7 @@ def _map_file_into(room: NDArray[np.uint8], path: Path, size: int) -> bool:
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t)
     address, protection = room.ctypes.data, mmap.PROT_READ | mmap.PROT_WRITE
     with path.open("rb") as stream:
+        if os.fstat(stream.fileno()).st_size < size:
+            return False  # a forced build has put another file there
         found = call(address, size, protection, mmap.MAP_PRIVATE | _MAP_FIXED, stream.fileno(), 0)
     return bool(found == address)

@@ -6,13 +6,14 @@ Writing this file is what makes the next generation the one that is opened.
 docs/index-format.md is the contract; a change of it raises `FORMAT_VERSION`.
 """
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suffuse.arrays import map_array, sha256_of, write_json
+from suffuse.arrays import as_json, map_array, sha256_of, write_bytes
 from suffuse.errors import IndexBroken, IndexMissing, IndexTooNew, InvalidParams
 from suffuse.hnsw import HnswGraph
 from suffuse.params import LARGEST_COUNT, Params
@@ -56,7 +57,7 @@ _LARGEST_MANIFEST = 1 << 20
 # Images without regions are in no file, so nothing else bounds how many a manifest may claim.
 _MOST_BARE, _MOST_BARE_PER_ELEMENT = 1 << 20, 64
 # Where the files of a base are, under the directory of the index; a build puts them into that itself.
-_BASE, _SEGMENT = re.compile(r"(base-\d{6,12})?"), re.compile(r"segment-\d{6,12}\.npz")
+_BASE, _SEGMENT = re.compile(r"(base-[0-9]{6,12})?"), re.compile(r"segment-[0-9]{6,12}\.npz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """The last file of a build: a directory without it is no index."""
-    content = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "version": manifest.version,
         "created_by": manifest.created_by,
@@ -106,7 +107,13 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         "segments": manifest.segments,
         **({} if manifest.pictures is None else {"pictures": manifest.pictures}),
     }
-    write_json(directory / MANIFEST, content)
+    write_bytes(directory / MANIFEST, [signed(content)])
+
+
+def signed(content: dict[str, Any]) -> bytes:
+    """The bytes of a manifest that says this, with their own hash among them: of what they are while that is empty."""
+    empty = as_json({**content, "sha256": ""})
+    return as_json({**content, "sha256": hashlib.sha256(empty).hexdigest()})
 
 
 def read_manifest(directory: str | Path) -> Manifest:
@@ -124,7 +131,8 @@ def read_manifest(directory: str | Path) -> Manifest:
     try:
         if path.stat().st_size > _LARGEST_MANIFEST:
             raise IndexBroken(f"{MANIFEST} has {path.stat().st_size} bytes, far too many; build the index again")
-        content = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        content = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise IndexBroken(f"{MANIFEST} cannot be read: {error}; copy or build the index again") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -139,7 +147,12 @@ def read_manifest(directory: str | Path) -> Manifest:
         )
     if version < 3:
         content = {**_UNCHANGED, **content, "next_id": _images(content)}
-    return _parse_manifest(content)
+    manifest = _parse_manifest(content)
+    # Last, since the other complaints say more. Before version 3, there was no hash.
+    promised = content.get("sha256", None if version < 3 else "")
+    if promised is not None and hashlib.sha256(data.replace(str(promised).encode(), b"")).hexdigest() != promised:
+        raise IndexBroken(f"{MANIFEST} was changed or damaged: its hash is another one; copy or build the index again")
+    return manifest
 
 
 # What an index says that was written before indexes could change.

@@ -138,9 +138,10 @@ def run_stages(build: Stages, params: Params) -> None:
         build.run_singly("search", search_task, [searches])
     lists = {work / "lists" / "sims.npy": n}
     graph = {work / "graph" / "summary.json": n}
+    given = any(path.exists() for path in (*lists, *graph))
+    if not given or build.is_done("neighbors"):  # what an interrupted build has found is only counted
+        _find_neighbors(build, params)
     if not all(path.exists() for path in graph):
-        if not all(path.exists() for path in lists):
-            _find_neighbors(build, params)
         build.run_singly("lists", lists_task, [lists])
         build.run_blocks("edges", edges_task)
     build.run_singly("graph", graph_task, [graph])

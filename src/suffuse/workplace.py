@@ -68,6 +68,8 @@ def working_directory(final: Path, plan: dict[str, Any], force: bool) -> Iterato
         if plan_path.exists() and (changed := plan_difference(plan_path, plan)):
             logger.warning("%s holds an unfinished build with other %s: starting anew", work.name, changed)
             plan_path.unlink()
+        if plan_path.exists() and not (work / "index").exists():
+            plan_path.unlink()  # that build got as far as its name: lists and graph went along
         if not plan_path.exists():
             for name in ("index", "search", "pairs", "neighbors", "lists", "edges", "graph", "columns"):
                 remove(work / name)
