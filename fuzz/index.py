@@ -23,6 +23,7 @@ from suffuse import Index, Params
 from suffuse.arrays import map_array, sha256_of
 from suffuse.errors import SuffuseError
 from suffuse.explain import explain
+from suffuse.manifest import signed
 from suffuse.similar import search, start, wanted
 
 _NAME = re.compile(rb"(base-\d{6}/)?[a-z_]{1,40}\.(npy|jsonl|json)|segment-\d{6}\.npz/[a-z_]{1,40}\.npy")
@@ -50,9 +51,9 @@ def seeds() -> dict[str, bytes]:
         "changed regions": _built(few, Params(**small, values="float32"), changes=1, owners=owners),
         "compacted": _built(few, Params(**small), changes=2),
     }
-    signed = {f"{name} signed": bytes([_SIGNED]) + content for name, content in made.items()}
+    by_target = {f"{name} signed": bytes([_SIGNED]) + content for name, content in made.items()}
     changed = {f"{name} to change": b"\3" + made[name] for name in ("plain", "changed", "compacted")}
-    return {**signed, **changed, "coded": b"\0" + made["coded"], "regions": b"\0" + made["regions"]}
+    return {**by_target, **changed, "coded": b"\0" + made["coded"], "regions": b"\0" + made["regions"]}
 
 
 def _built(features: Any, params: Params, *, changes: int = 0, **options: Any) -> bytes:
@@ -74,10 +75,7 @@ def _packed(name: str, file: Path) -> bytes:
     if file.suffix == ".npz":
         with zipfile.ZipFile(file) as archive:
             return b"".join(_record(f"{name}/{member}", archive.read(member)) for member in archive.namelist())
-    content = file.read_bytes()
-    if name == _MANIFEST:
-        content = json.dumps(json.loads(content), separators=(",", ":")).encode()  # shorter is easier to damage
-    return _record(name, content)
+    return _record(name, file.read_bytes())
 
 
 def _record(name: str, content: bytes) -> bytes:
@@ -142,7 +140,10 @@ def _sign(path: Path) -> None:
     for described in segments if isinstance(segments, list) else []:
         if isinstance(described, dict) and (path / str(described.get("name"))).is_file():
             described |= _described(path / str(described["name"]))
-    (path / _MANIFEST).write_text(json.dumps(manifest))
+    try:
+        (path / _MANIFEST).write_bytes(signed(manifest))
+    except ValueError:  # a number that JSON does not know
+        (path / _MANIFEST).write_text(json.dumps(manifest))
 
 
 def _described(file: Path) -> dict[str, Any]:

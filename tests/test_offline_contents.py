@@ -7,6 +7,7 @@ import pytest
 
 import suffuse
 from builds import PARAMS, SUPPORTS, D, N, directory_bytes, names_beside, with_support
+from damage import edit
 from data import clusters, unit
 from indexes import stored_column
 from suffuse import store
@@ -204,8 +205,7 @@ def test_a_damaged_graph_is_noticed(features, tmp_path, monkeypatch, name):
 def test_a_graph_that_the_parameters_do_not_know_is_refused(features, tmp_path):
     path = tmp_path / "x.index"
     build(features, path, with_support("graph", with_graph=True))
-    manifest = path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"with_graph": true', '"with_graph": false'))
+    edit(lambda manifest: manifest["params"].update(with_graph=False))(path)
     with pytest.raises(IndexBroken, match="with_graph=False and names 3 of the 3 files of the graph"):
         Index.open(path)
 
@@ -245,8 +245,7 @@ def test_damaged_lists_are_noticed(features, tmp_path, monkeypatch, name):
 def test_lists_that_the_parameters_do_not_know_are_refused(features, tmp_path):
     path = tmp_path / "x.index"
     build(features, path, PARAMS)
-    manifest = path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"with_lists": true', '"with_lists": false'))
+    edit(lambda manifest: manifest["params"].update(with_lists=False))(path)
     with pytest.raises(IndexBroken, match="with_lists=False, which does not fit the files that it names"):
         Index.open(path)
 

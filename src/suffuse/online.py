@@ -122,10 +122,14 @@ class Generation:
         """The image of each region; None if elements are images."""
         return self._stored.owners
 
-    @functools.cached_property
+    @property
     def graph(self) -> Transition | None:
         """S, the normalised graph of elements; None unless it was built with `with_graph`."""
-        return changed_graph(self._stored, self.hidden_elements) if self.manifest.segments else self._stored.graph
+        return self._changed_graph if self.manifest.segments else self._stored.graph
+
+    @functools.cached_property
+    def _changed_graph(self) -> Transition | None:
+        return changed_graph(self._stored, self.hidden_elements)
 
     @functools.cached_property
     def hidden_elements(self) -> NDArray[np.bool_] | None:
@@ -157,10 +161,8 @@ class Generation:
         knn: OwnKnn | None = None,
     ) -> Hits:
         """The `top` best images for each query (m, d); `index.Index.search` says what all of these are."""
-        check_count("top", top)
-        check_count("seeds", seeds)
-        if ef is not None:
-            check_count("ef", ef)
+        for name, value in (("top", top), ("seeds", seeds), ("ef", 1 if ef is None else ef)):
+            check_count(name, value)
         refine = self._check_refine(refine)
         if method not in METHODS:
             raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -168,8 +170,7 @@ class Generation:
             raise InvalidParams(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
         if pooling != "sum" and (self.owners is None or is_pooled(self._stored)):
             raise InvalidParams(f"pooling must be 'sum' unless the index has regions and pool='none', got {pooling!r}")
-        rows = self.prepare(queries)
-        query_ptr, rows = group_rows(rows, owners)
+        query_ptr, rows = group_rows(self.prepare(queries), owners)
         top = min(int(top), len(self))
         if method == "knn":
             return self._named(self._plain(rows, query_ptr, top))
@@ -346,9 +347,8 @@ class Generation:
         )  # fmt: skip
         self._columns_on_disk = blocks_read() != before
         if (least := counts.min()) < 0:
-            raise broken_columns(
-                least, f"{'codes' if is_coded(stored) else 'rows'}.npy or owners.npy holds ids that do not exist"
-            )
+            name = "codes" if is_coded(stored) else "rows"
+            raise broken_columns(least, f"{name}.npy or owners.npy holds ids that do not exist")
         return ids, scores, counts
 
     def _refine(self, y: Seeds, hits: Hits, counts: NDArray[np.int64]) -> None:
