@@ -134,10 +134,11 @@ def test_no_task_runs_on_after_a_build_has_failed(features, tmp_path):
 def test_a_build_with_many_blocks_holds_few_files_open(features, expected, tmp_path, monkeypatch):
     use_blocks_of(monkeypatch, 5)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Descriptors are numbered from below, so this leaves room for fifty more.
-    probe = os.open("/", os.O_RDONLY)
-    os.close(probe)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 50, hard))
+    # Descriptors are numbered from below, where no other test holds one: this leaves room for fifty more.
+    probes = [os.open("/", os.O_RDONLY) for _ in range(50)]
+    for probe in probes:
+        os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(probes) + 1, hard))
     try:
         build(features, tmp_path / "x.index", PARAMS)
     finally:
