@@ -41,6 +41,13 @@ def check_owners_fit(stored: Stored) -> None:
         raise IndexBroken("owners.npy holds ids that do not exist; run suffuse verify, then copy the index again")
 
 
+def fitting_owners(stored: Stored) -> NDArray[np.int32]:
+    """The image of each region, of an index of regions; all of them exist."""
+    check_owners_fit(stored)
+    assert stored.owners is not None
+    return stored.owners
+
+
 def changed_graph(stored: Stored, hidden: NDArray[np.bool_] | None) -> Transition | None:
     """S of an index that was changed, without what is hidden; None if the index holds no graph, or no lists."""
     if stored.graph is None or stored.lists is None:

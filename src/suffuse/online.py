@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from suffuse.arrays import blocks_read
 from suffuse.codes import kernel_view
-from suffuse.current import broken_columns, changed_graph, check_owners_fit, hidden_elements
+from suffuse.current import broken_columns, changed_graph, check_owners_fit, fitting_owners, hidden_elements
 from suffuse.errors import InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_seeds, unit_rows
 from suffuse.hnsw import HnswGraph, nearest_by_hnsw, search_width
@@ -297,7 +297,7 @@ class Generation:
 
     def _pooled(self, rows: Features, query_ptr: NDArray[np.int64], seeds: Seeds, top: int, pooling: Pooling) -> Hits:
         """Diffusion over regions, pooled to images when all regions of a query have been added up."""
-        assert self.owners is not None
+        owners = fitting_owners(self._stored)
         starts, ids, weights = seeds
         hits = Hits(np.zeros((len(starts) - 1, top), np.int64), np.zeros((len(starts) - 1, top), np.float32))
         counts = np.empty(len(hits.ids), np.int64)
@@ -307,9 +307,9 @@ class Generation:
             regions, f = found[0, : reached[0]], f[0, : reached[0]].astype(np.float64)
             scores = np.zeros(self.places)
             if pooling == "max":
-                np.maximum.at(scores, self.owners[regions], f)
+                np.maximum.at(scores, owners[regions], f)
             else:
-                np.add.at(scores, self.owners[regions], self._pooling_weights[regions] * f)
+                np.add.at(scores, owners[regions], self._pooling_weights[regions] * f)
             if len(self.ids.hidden):
                 scores[self.ids.hidden != 0] = 0
             order = np.lexsort((np.arange(len(scores)), -scores))[:top]
