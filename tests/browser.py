@@ -53,10 +53,11 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def _stub_server():
     from page_stub import Stub, create_stub
 
+    # A server for every test: what the last test's tab still asked for must not arrive at this one's.
     stub = Stub()
     with _served(create_stub(stub)) as address:
         yield stub, address
@@ -64,11 +65,8 @@ def _stub_server():
 
 @pytest.fixture
 def stub(_stub_server):
-    """What the server pretends to be; as new for every test."""
-    served, _ = _stub_server
-    for field, value in dataclasses.asdict(type(served)()).items():
-        setattr(served, field, value)
-    return served
+    """What the server pretends to be."""
+    return _stub_server[0]
 
 
 @dataclasses.dataclass
@@ -93,7 +91,7 @@ class Watched:
 
 
 @pytest.fixture
-def open_tab(chromium, _stub_server, stub):
+def open_tab(chromium, _stub_server):
     """Make watched tabs: an error in the console, or a request to another host, fails the test."""
     _, address = _stub_server
     made = []
