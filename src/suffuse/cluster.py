@@ -118,7 +118,8 @@ def _local_cluster(workers: int) -> Iterator["Client"]:
 
     distributed = _load_distributed()
     # A build needs it in this process, too, which else would only wait until workers are there.
-    threading.Thread(target=importlib.import_module, args=[_TASKS]).start()
+    tasks = threading.Thread(target=importlib.import_module, args=[_TASKS])
+    tasks.start()
     with (
         dask.config.set(
             {
@@ -137,10 +138,32 @@ def _local_cluster(workers: int) -> Iterator["Client"]:
             dashboard_address="127.0.0.1:0",
             # A limit would count pages of mapped files, and end workers that hold nothing else.
             memory_limit=0,
+            scheduler_kwargs={"dashboard": False},  # it comes later
         ) as cluster,
+        _dashboard_soon(cluster, tasks),
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+@contextlib.contextmanager
+def _dashboard_soon(cluster: Any, tasks: threading.Thread) -> Iterator[None]:
+    """Add the dashboard to a cluster that works already: its import takes a second, and the build's own go first."""
+
+    def add() -> None:
+        tasks.join()
+        with contextlib.suppress(ImportError):  # a Dask without bokeh has none
+            from distributed.dashboard import scheduler as pages
+
+            scheduler = cluster.scheduler
+            cluster.loop.add_callback(pages.connect, scheduler.http_application, scheduler.http_server, scheduler)
+
+    adding = threading.Thread(target=add)
+    adding.start()
+    try:
+        yield
+    finally:
+        adding.join()
 
 
 def _begin_to_import() -> None:
