@@ -110,7 +110,7 @@ def test_a_candidate_whose_column_is_damaged_is_noticed_by_the_second_look(tmp_p
     index = Index.open(path)
     first, last = (int(id) for id in index.search(features[:1], top=2, seeds=1, refine=0).ids[0])
     indptr = np.load(path / "indptr.npy")
-    change_array("codes.npy", put(slice(indptr[last], indptr[last + 1]), 255))(path)
+    change_array("codes.npy", put(slice(indptr[last], indptr[last + 1]), 255), sign=True)(path)
     index = Index.open(path)
     assert index.search(features[first : first + 1], top=2, seeds=1, refine=0).ids[0, 0] == first
     with pytest.raises(IndexBroken, match="the columns of candidates are damaged; run suffuse verify, then copy"):

@@ -13,6 +13,7 @@ from suffuse.errors import IndexBroken
 from suffuse.hnsw import HnswGraph, build_hnsw, nearest_by_hnsw
 from suffuse.kernels.hnsw import search_hnsw
 from suffuse.neighbors import load_faiss, nearest, nearest_to_rows
+from suffuse.pages import UNCHECKED
 
 
 def manifold(rng, n, d):
@@ -69,7 +70,7 @@ def proposed(queries, features, graph, ef, room, fetch=False):
     """What the kernel proposes for each query; None where the graph is broken."""
     ids, counts = np.zeros((len(queries), room), np.uint32), np.empty(len(queries), np.int64)
     arrays = [array.view(np.uint32) for array in graph[:-1]]
-    search_hnsw(queries, features, *arrays, int(graph.entry[0]), ef, fetch, ids, counts)
+    search_hnsw(queries, features, *arrays, int(graph.entry[0]), (UNCHECKED,) * 4, ef, fetch, ids, counts)
     return [None if count < 0 else row[:count] for row, count in zip(ids.tolist(), counts.tolist(), strict=True)]
 
 

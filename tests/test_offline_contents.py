@@ -46,7 +46,8 @@ def test_the_summary_agrees_with_the_manifest_and_the_files(features, tmp_path):
     assert tuple(summary.seconds) == STAGES
     assert all(seconds >= 0 for seconds in summary.seconds.values())
     lists = ["list_ids.npy", "list_sims.npy"]
-    assert sorted(sizes) == ["codes.npy", "features.npy", "indptr.npy", *lists, "manifest.json", "scales.npy"]
+    more = ["manifest.json", "pages.npy", "scales.npy"]
+    assert sorted(sizes) == ["codes.npy", "features.npy", "indptr.npy", *lists, *more]
     assert names_beside(path) == ["x.index"]
     assert manifest.params == PARAMS
 
@@ -219,7 +220,7 @@ def test_the_lists_are_in_the_index_unless_they_are_not_wanted(features, tmp_pat
     build(features, tmp_path / "without.index", with_support(support, with_lists=False))
     a, b = (directory_bytes(tmp_path / f"{name}.index") for name in ("x", "without"))
     assert a.keys() - b.keys() == {"list_ids.npy", "list_sims.npy"}
-    assert all(a[name] == b[name] for name in b.keys() - {"manifest.json"})
+    assert all(a[name] == b[name] for name in b.keys() - {"manifest.json", "pages.npy"})
 
 
 LIST_DAMAGES = {

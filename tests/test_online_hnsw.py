@@ -69,7 +69,7 @@ def test_damaged_links_are_noticed(linked, tmp_path):
     links = np.load(copy / "hnsw_links.npy")
     links[:] = 10**6
     np.save(copy / "hnsw_links.npy", links)
-    with pytest.raises(IndexBroken, match="the search graph holds ids that do not exist"):
+    with pytest.raises(IndexBroken, match="the search graph was damaged, or it holds ids that do not exist"):
         Index.open(copy).search(scattered(np.random.default_rng(1), 3, 12))
 
 
@@ -89,9 +89,11 @@ def test_what_is_read_next_is_asked_for_beforehand_while_searches_read_from_disk
     read = iter([0, 7, 7, 9, 9, 9, 9, 9, 9, 12, 12, 12, 12, 12, 12, 12])
     seeds, columns, asked = [], [], []
     monkeypatch.setattr(suffuse.online, "blocks_read", lambda: next(read))
-    find = suffuse.online.nearest_by_hnsw
+    find = suffuse.hnsw.nearest_by_hnsw
     monkeypatch.setattr(
-        suffuse.online, "nearest_by_hnsw", lambda *rest, fetch: seeds.append(fetch) or find(*rest, fetch=fetch)
+        suffuse.hnsw,
+        "nearest_by_hnsw",
+        lambda *rest, fetch, pages: seeds.append(fetch) or find(*rest, fetch=fetch, pages=pages),
     )
     monkeypatch.setattr(suffuse.arrays.Mapped, "will_need", lambda _, ranges: columns.append((len(asked), len(ranges))))
     index = Index.open(linked)

@@ -134,6 +134,6 @@ def test_owners_that_do_not_fit_the_queries_are_refused(regional_index, gallery,
 )
 def test_damaged_columns_are_noticed_and_not_followed(tmp_path, gallery, file, position, value, seed, message):
     build_and_open(gallery, tmp_path, REGIONS, owners=OWNERS)
-    change_array(file, put(position, value))(tmp_path / "test.index")
+    change_array(file, put(position, value), sign=True)(tmp_path / "test.index")
     with pytest.raises(IndexBroken, match=message):
         Index.open(tmp_path / "test.index").search(gallery[seed : seed + 1], seeds=1)

@@ -197,7 +197,7 @@ def test_a_manifest_survives_writing_and_reading(regional, tmp_path):
 
 
 def test_a_directory_holds_the_files_that_its_manifest_names_and_nothing_else(regional, plain):
-    always = ["features.npy", "indptr.npy", "list_ids.npy", "list_sims.npy"]
+    always = ["features.npy", "indptr.npy", "list_ids.npy", "list_sims.npy", "pages.npy"]
     plainly, coded = ["rows.npy", "values.npy"], ["codes.npy", "scales.npy"]
     extras = ["item_offsets.npy", "items.jsonl", "owners.npy", "whitening_mean.npy", "whitening_projection.npy"]
     extras += ["image_indptr.npy", "image_rows.npy", "image_values.npy"]

@@ -164,6 +164,15 @@ def _mapped_once(descriptor: int) -> mmap.mmap:
         return mapped
 
 
+def map_file(path: Path) -> mmap.mmap:
+    """A read-only map of a file that is not empty; one that cannot be mapped is an `IndexBroken` that names it."""
+    try:
+        with path.open("rb") as stream:
+            return _mapped_once(stream.fileno())
+    except (OSError, ValueError) as error:  # a ValueError if it is empty
+        raise IndexBroken(f"{path.name} cannot be read: {error}; copy or build the index again") from error
+
+
 def map_array(path: Path) -> Mapped:
     """Open a .npy file as a read-only memory map; anything odd about it is an `IndexBroken` that names it."""
     try:

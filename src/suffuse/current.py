@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from suffuse import sound
 from suffuse.errors import IndexBroken
 from suffuse.graph import affinity, transition
 from suffuse.neighbors import Neighbors
@@ -11,7 +12,7 @@ from suffuse.store import Stored, Transition
 
 def all_lists(stored: Stored) -> Neighbors:
     """The k-NN lists of all elements (elements, k), in memory; short ones end as `Neighbors` says."""
-    lists, n, k = stored.lists, len(stored.features), stored.manifest.params.k
+    lists, n, k = sound.lists(stored), len(stored.features), stored.manifest.params.k
     assert lists is not None
     ids, sims = np.empty((n, k), np.int32), np.zeros((n, k), np.float32)
     ids[:] = np.arange(n, dtype=np.int32)[:, None]
@@ -36,7 +37,7 @@ def hidden_elements(stored: Stored) -> NDArray[np.bool_] | None:
 
 def check_owners_fit(stored: Stored) -> None:
     """Refuse owners that do not exist, which opening does not look for."""
-    owners = stored.owners
+    owners = sound.owners(stored)
     if owners is not None and not 0 <= owners.min() <= owners.max() < stored.ids.count:
         raise IndexBroken("owners.npy holds ids that do not exist; run suffuse verify, then copy the index again")
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from suffuse import sound
 from suffuse.codes import plain
 from suffuse.errors import IndexBroken
 from suffuse.kernels.chain import strongest_path
@@ -92,6 +93,7 @@ def _merged(y: Start) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[n
 def _entries(index: Generation, ids: NDArray[np.int32], place: int) -> NDArray[np.float64]:
     """The entry of each of these columns at an image, as stored; summed over its regions where columns hold those."""
     stored = index._stored
+    sound.check_columns(stored, ids)
     columns = plain(stored.columns, ids)
     there = np.array([place]) if is_pooled(stored) else elements(index, place)
     matching = np.isin(columns.rows, there)

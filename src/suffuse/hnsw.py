@@ -5,6 +5,7 @@ the features and without a copy of them. As in `approximate`, the graph only pro
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,18 @@ from numpy.typing import NDArray
 
 from suffuse.errors import IndexBroken
 from suffuse.kernels.hnsw import search_hnsw
-from suffuse.neighbors import Features, Neighbors, load_faiss, nearest, nearest_to_rows, one_thread, proposals, ranked
+from suffuse.neighbors import (
+    Features,
+    Neighbors,
+    joined,
+    load_faiss,
+    nearest,
+    nearest_to_rows,
+    one_thread,
+    proposals,
+    ranked,
+)
+from suffuse.pages import Pages
 
 LINKS = 32
 BUILD_WIDTH = 100
@@ -79,6 +91,7 @@ def nearest_by_hnsw(
     *,
     own_ids: NDArray[np.uint32] | None = None,
     fetch: bool = False,
+    pages: Sequence[Pages] = (Pages(""),) * 4,
 ) -> Neighbors:
     """About NN_k of each query: unit rows (m, d) against unit rows (n, d); k is cut to n.
 
@@ -87,6 +100,7 @@ def nearest_by_hnsw(
     than k, because not every element can be reached, is searched exactly: slow, but never a list with holes.
     Where queries are elements themselves, `own_ids` says which: each comes first in its own list.
     `fetch` is for arrays that are mapped and still on disk: each step asks for all that it is going to read.
+    `pages` are those under features, links, upper_start and upper, for files that may have been damaged.
     """
     queries, features = np.ascontiguousarray(queries), np.ascontiguousarray(features)
     n = len(features)
@@ -95,17 +109,29 @@ def nearest_by_hnsw(
     arrays, entry = _checked(graph, n)
     # Zeros: an id that exists, in the places of lists that stay short.
     ids, counts = np.zeros((len(queries), proposed), np.uint32), np.empty(len(queries), np.int64)
-    search_hnsw(queries, features, *arrays, entry, min(max(ef, proposed), n), fetch, ids, counts)
+    search_hnsw(
+        queries,
+        features,
+        *arrays,
+        entry,
+        tuple(file.kernel for file in pages),
+        min(max(ef, proposed), n),
+        fetch,
+        ids,
+        counts,
+    )
     fewest = counts.min(initial=proposed)
     if fewest < 0:
         raise IndexBroken(
-            "the search graph holds ids that do not exist; run suffuse verify, then copy or build the index again"
+            "features.npy or the search graph was damaged, or it holds ids that do not exist; run suffuse verify, then"
+            " copy or build the index again"
         )
     if own_ids is not None:
         missing = ~(ids == own_ids[:, None]).any(axis=1)
         ids[missing, -1] = own_ids[missing]
     found = ranked(queries, features, ids, k, own_ids)
     if fewest < proposed:
+        pages[0].check_whole()
         for row in np.flatnonzero(counts < proposed).tolist():
             if own_ids is not None:  # its places that stay short may hold itself
                 again = nearest_to_rows(features, int(own_ids[row]), int(own_ids[row]) + 1, k)
@@ -119,6 +145,18 @@ def nearest_by_hnsw(
             "features.npy holds values that are not finite; run suffuse verify, then copy the index again"
         )
     return found
+
+
+def nearest_linked_or_added(
+    queries: Features, features: Features, graph: HnswGraph, k: int, ef: int, fetch: bool, pages: Sequence[Pages]
+) -> Neighbors:
+    """The same where the graph links only the first elements; those added since are compared with every query."""
+    linked = len(graph.links)
+    found = nearest_by_hnsw(queries, features[:linked], graph, k, ef, fetch=fetch, pages=pages)
+    if linked == len(features):
+        return found
+    added = nearest(queries, features[linked:], k)
+    return joined(found, added._replace(ids=added.ids + np.int32(linked)), k)
 
 
 def _checked(graph: HnswGraph, n: int) -> tuple[list[NDArray[np.uint32]], int]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from suffuse.errors import IndexBroken, InvalidInput
 from suffuse.ids import Ids
+from suffuse.pages import Pages
 
 Item = dict[str, Any]
 
@@ -89,11 +90,13 @@ class Items:
         text: memoryview | None = None,
         offsets: NDArray[np.int64] | None = None,
         more: memoryview | None = None,
+        pages: Sequence[Pages] = (),
     ) -> None:
         """The line of place i is text[offsets[i]:offsets[i + 1]]; an empty one is an item without anything.
 
-        `more` is what comes behind `text`.
+        `more` is what comes behind `text`; `pages` are those of the files under offsets and text.
         """
+        self._pages = pages
         self._ids, self._offsets = ids, offsets
         self._text, self._more = text or memoryview(b""), more or memoryview(b"")
 
@@ -104,6 +107,8 @@ class Items:
         return self.at(self._ids.place(id))
 
     def __iter__(self) -> Iterator[Item]:
+        for pages in self._pages:
+            pages.check_whole()  # which is faster than one line after the other
         return (self[id] for id in self._ids.shown().tolist())
 
     def at(self, place: int) -> Item:
@@ -111,6 +116,10 @@ class Items:
         if self._offsets is None:
             return {}
         start, stop, behind = int(self._offsets[place]), int(self._offsets[place + 1]), len(self._text)
+        if self._pages:
+            offsets, text = self._pages
+            offsets.check_rows(np.array([place, place + 1]))
+            text.check_spans(np.array([start]), np.array([stop]))
         line = self._text[start:stop] if start < behind else self._more[start - behind : stop - behind]
         if start == stop:
             return {}
@@ -124,6 +133,8 @@ class Items:
 
     def by_place(self) -> Iterator[Item]:
         """The items of all places, those of hidden ones too."""
+        for pages in self._pages:
+            pages.check_whole()
         return (self.at(place) for place in range(self._ids.count))
 
     def name(self, id: int) -> str:

@@ -31,7 +31,7 @@ from suffuse.manifest import LIST_FILES, Manifest, base_of, read_manifest, write
 from suffuse.neighbors import Features
 from suffuse.segments import Extent, Segment, empty_segment, merged, misfit, read_segments, write_segment
 from suffuse.stages import Progress
-from suffuse.store import check_hashes, is_pooled, open_index
+from suffuse.store import check_files, is_pooled, open_index
 from suffuse.writing import only_writer, remove_leftovers
 
 Mode = Literal["fast", "exact"]
@@ -40,10 +40,9 @@ MODES = ("fast", "exact")
 # Bytes of a segment below which its size does not matter: it is always written together with other small ones.
 _SMALL = 1 << 16
 
-# The files of the base that a fast change reads whole and that are not large; damage of them would enter the segment.
-# Features and columns are large: what is read of those is checked as it is read.
+# The files of the base that a fast change reads whole; damage of them would enter the segment.
 _READ_ALWAYS = ("indptr.npy", "owners.npy", "ids.npy")
-_READ_TO_ADD = ("whitening_mean.npy", "whitening_projection.npy", *LIST_FILES)
+_READ_TO_ADD = ("features.npy", "whitening_mean.npy", "whitening_projection.npy", *LIST_FILES)
 
 
 class ChangeSummary(NamedTuple):
@@ -144,7 +143,7 @@ class _Writer:
             return self._summary(segment, self._manifest, 0, 0)
         if mode == "exact" or (stored.lists is None and len(segment.ids)):
             return self._rebuilt(segment, next_id, progress)
-        check_hashes(self._directory, self._manifest, _READ_ALWAYS + (_READ_TO_ADD if len(segment.features) else ()))
+        check_files(self._directory, stored, _READ_ALWAYS + (_READ_TO_ADD if len(segment.features) else ()))
         lists = solved = 0
         if len(segment.features):
             segment, lists = self._solved(segment)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suffuse.arrays import as_json, map_array, sha256_of, write_bytes
+from suffuse.arrays import as_json, map_array, sha256_of, write_array, write_bytes
 from suffuse.errors import IndexBroken, IndexMissing, IndexTooNew, InvalidParams
 from suffuse.hnsw import HnswGraph
+from suffuse.pages import PAGES_FILE, sums_of
 from suffuse.params import LARGEST_COUNT, Params
 
 FORMAT = "suffuse-index"
@@ -46,6 +47,7 @@ ARRAY_TYPES = {
     "list_ids.npy": ("int32",),
     "list_sims.npy": ("float32",),
     "ids.npy": ("int64",),
+    PAGES_FILE: ("uint64",),
 }
 IMAGE_FILES = ("image_indptr.npy", "image_rows.npy", "image_values.npy")
 GRAPH_FILES = ("graph_indptr.npy", "graph_indices.npy", "graph_weights.npy")
@@ -78,8 +80,13 @@ class Manifest:
 
 
 def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
-    """The `files` of a manifest: sizes, hashes, types and shapes of all files in a finished directory."""
-    return {path.name: describe(path) for path in sorted(directory.iterdir()) if path.name != MANIFEST}
+    """The `files` of a manifest: sizes, hashes, types and shapes of all files in a finished directory.
+
+    The sums of their pages are written first.
+    """
+    paths = sorted(path for path in directory.iterdir() if path.name not in (MANIFEST, PAGES_FILE))
+    write_array(directory / PAGES_FILE, sums_of(paths))
+    return {path.name: describe(path) for path in (*paths, directory / PAGES_FILE)}
 
 
 def describe(path: Path) -> dict[str, Any]:

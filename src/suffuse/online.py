@@ -4,17 +4,18 @@ import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from suffuse import sound
 from suffuse.arrays import blocks_read
 from suffuse.codes import kernel_view
 from suffuse.current import broken_columns, changed_graph, check_owners_fit, fitting_owners, hidden_elements
 from suffuse.errors import InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_seeds, unit_rows
-from suffuse.hnsw import HnswGraph, nearest_by_hnsw, search_width
+from suffuse.hnsw import HnswGraph, nearest_linked_or_added, search_width
 from suffuse.ids import Ids
 from suffuse.items import Items
 from suffuse.kernels.codes import HEAD
@@ -22,10 +23,10 @@ from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.refine import refine_candidates
 from suffuse.manifest import Manifest
 from suffuse.matching import Regions, match_regions, pooling_weights
-from suffuse.neighbors import Features, Neighbors, joined, nearest, nearest_of_shown
+from suffuse.neighbors import Features, Neighbors, nearest, nearest_of_shown
 from suffuse.own_knn import OwnKnn, nearest_by_own
 from suffuse.params import Params
-from suffuse.queries import check_count, group_rows
+from suffuse.queries import check_choice, check_count, check_refine, group_rows
 from suffuse.store import Stored, Transition, is_coded, is_pooled, open_index
 
 Method = Literal["diffusion", "knn"]
@@ -105,27 +106,36 @@ class Generation:
     def dimensions(self) -> int:
         """The dimensions that queries must have: those of the features it was built from, before whitening."""
         whitening = self._stored.whitening
-        return self.features.shape[1] if whitening is None else len(whitening.mean)
+        return self.shape[1] if whitening is None else len(whitening.mean)
 
     @property
     def features(self) -> Features:
         """The unit rows that are searched, (n, d), after whitening."""
-        return self._stored.features
+        return sound.features(self._stored)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Elements, those of removed images too, and their dimensions after whitening: the shape of the features."""
+        return cast("tuple[int, int]", self._stored.features.shape)
+
+    def rows(self, elements: NDArray[np.integer]) -> Features:
+        """The features of these elements alone."""
+        return sound.rows(self._stored, elements)
 
     @property
     def stale(self) -> float:
         """The share of columns that changes concern and that were not solved again."""
-        return len(self._stored.stale) / len(self.features)
+        return len(self._stored.stale) / self.shape[0]
 
     @property
     def owners(self) -> NDArray[np.int32] | None:
         """The image of each region; None if elements are images."""
-        return self._stored.owners
+        return sound.owners(self._stored)
 
     @property
     def graph(self) -> Transition | None:
         """S, the normalised graph of elements; None unless it was built with `with_graph`."""
-        return self._changed_graph if self.manifest.segments else self._stored.graph
+        return self._changed_graph if self.manifest.segments else sound.graph(self._stored)
 
     @functools.cached_property
     def _changed_graph(self) -> Transition | None:
@@ -164,10 +174,8 @@ class Generation:
         for name, value in (("top", top), ("seeds", seeds), ("ef", 1 if ef is None else ef)):
             check_count(name, value)
         refine = self._check_refine(refine)
-        if method not in METHODS:
-            raise InvalidParams(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-        if pooling not in POOLINGS:
-            raise InvalidParams(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+        for name, choice, choices in (("method", method, METHODS), ("pooling", pooling, POOLINGS)):
+            check_choice(name, choice, choices)
         if pooling != "sum" and (self.owners is None or is_pooled(self._stored)):
             raise InvalidParams(f"pooling must be 'sum' unless the index has regions and pool='none', got {pooling!r}")
         query_ptr, rows = group_rows(self.prepare(queries), owners)
@@ -183,7 +191,8 @@ class Generation:
         elif self.hidden_elements is not None:
             raise InvalidParams("knn must be None for an index with removed images; compact it first, or use combine")
         else:
-            own = nearest_by_own(knn, queries, rows, self.features, min(int(seeds), len(self.features)))
+            own = nearest_by_own(knn, queries, rows, self._stored.features, min(int(seeds), self.shape[0]))
+            self.rows(own.ids.ravel())
             y = self._weighted(own, query_ptr)
         if pooling != "sum":
             return self._named(self._pooled(rows, query_ptr, y, top, pooling))
@@ -200,9 +209,7 @@ class Generation:
         """The `top` best images for queries whose nearest elements are known already, as `index.Index.combine` says."""
         check_count("top", top)
         refine = self._check_refine(refine)
-        seeds, similar = check_seeds(
-            ids, sims, len(self.features) if self.owners is not None else self.manifest.next_id
-        )
+        seeds, similar = check_seeds(ids, sims, self.shape[0] if self.owners is not None else self.manifest.next_id)
         if self.owners is None:
             places = self.ids.places(seeds)
             similar, seeds = np.where(places < 0, 0, similar), np.maximum(places, 0)
@@ -218,19 +225,13 @@ class Generation:
 
     def _check_refine(self, refine: int | None) -> int:
         possible = self.owners is None or self._stored.images is not None
-        if refine is None:
-            refine = REFINE if possible else 0
-        if refine and not possible:
-            raise InvalidParams(f"refine must be 0 for an index of regions that are not pooled, got {refine!r}")
-        if refine:
-            check_count("refine", refine)
-        return min(int(refine), len(self))
+        return min(check_refine(refine, REFINE, possible=possible), len(self))
 
     def prepare(self, queries: NDArray[Any]) -> Features:
         """Check queries and bring them into the space of the index: unit length, and whitened as the gallery was."""
         check_matrix(queries, "queries", least_rows=1, dimensions=self.dimensions)
         rows = unit_rows(queries, "queries")
-        whitening = self._stored.whitening
+        whitening = sound.whitening(self._stored)
         return rows if whitening is None else apply_whitening(rows, whitening, "queries")
 
     def _diffused(self, y: Seeds, top: int, refine: int) -> tuple[Hits, NDArray[np.int64]]:
@@ -278,18 +279,13 @@ class Generation:
     def _shown(self, find: Callable[[int], Neighbors], count: int) -> Neighbors:
         """What a search finds, without elements that were removed."""
         hidden = self.hidden_elements
-        return find(min(count, len(self.features))) if hidden is None else nearest_of_shown(find, hidden, count)
+        return find(min(count, self.shape[0])) if hidden is None else nearest_of_shown(find, hidden, count)
 
     def _nearest_by_links(self, rows: Features, links: HnswGraph, count: int, width: int) -> Neighbors:
-        """By the links of the base; what was added since has none, and is compared with every query."""
-        linked = len(links.links)
-        before = blocks_read()
-        found = nearest_by_hnsw(rows, self.features[:linked], links, count, width, fetch=self._links_on_disk)
+        before, pages = blocks_read(), sound.link_pages(self._stored)
+        found = nearest_linked_or_added(rows, self._stored.features, links, count, width, self._links_on_disk, pages)
         self._links_on_disk = blocks_read() != before
-        if linked == len(self.features):
-            return found
-        added = nearest(rows, self.features[linked:], count)
-        return joined(found, added._replace(ids=added.ids + np.int32(linked)), count)
+        return found
 
     def _weighted(self, found: Neighbors, query_ptr: NDArray[np.int64]) -> Seeds:
         weights = np.maximum(found.sims, 0).astype(np.float64) ** self.params.gamma
@@ -303,7 +299,7 @@ class Generation:
         counts = np.empty(len(hits.ids), np.int64)
         for q, (first, last) in enumerate(itertools.pairwise(starts.tolist())):
             y = Seeds(np.array([0, last - first]), ids[first:last], weights[first:last])
-            found, f, reached = self._combine(y, len(self.features), by_element=True)
+            found, f, reached = self._combine(y, self.shape[0], by_element=True)
             regions, f = found[0, : reached[0]], f[0, : reached[0]].astype(np.float64)
             scores = np.zeros(self.places)
             if pooling == "max":
@@ -343,12 +339,15 @@ class Generation:
         combine_columns(
             y.query_ptr, y.ids.view(np.uint32), y.weights, *self._columns,
             self._owners[:0] if by_element else self._owners, self.ids.hidden[:0] if by_element else self.ids.hidden,
-            len(self.features) if by_element else self.places, ids, scores, counts,
+            self.shape[0] if by_element else self.places, ids, scores, counts,
         )  # fmt: skip
         self._columns_on_disk = blocks_read() != before
         if (least := counts.min()) < 0:
             name = "codes" if is_coded(stored) else "rows"
             raise broken_columns(least, f"{name}.npy or owners.npy holds ids that do not exist")
+        sound.check_columns(stored, y.ids)
+        if len(self._owners):
+            sound.owners(stored)
         return ids, scores, counts
 
     def _refine(self, y: Seeds, hits: Hits, counts: NDArray[np.int64]) -> None:
@@ -357,14 +356,15 @@ class Generation:
         own, depth = self._columns, REFINE_DEPTH
         if stored.images is not None:
             own, depth = tuple(map(kernel_view, stored.images)), self.places
-        sound = np.empty_like(counts)
+        entries = np.empty_like(counts)
         # Where there is a second look, columns hold images.
         refine_candidates(
             y.query_ptr, y.ids.view(np.uint32), y.weights, *self._columns, *own,
-            counts, self.places, depth, stored.images is not None, *hits, sound,
+            counts, self.places, depth, stored.images is not None, *hits, entries,
         )  # fmt: skip
-        if (least := sound.min()) < 0:
+        if (least := entries.min()) < 0:
             raise broken_columns(least, "the columns of candidates are damaged")
+        sound.check_candidates(stored, y.ids, hits.ids[np.arange(hits.ids.shape[1]) < counts[:, None]])
 
     def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
         """The ranking by cosine, without diffusion."""

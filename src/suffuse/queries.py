@@ -1,5 +1,6 @@
 """What a search is asked with: rows of queries, and counts."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,3 +29,20 @@ def check_count(name: str, value: Any) -> None:
     """Refuse what is no count of something."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise InvalidParams(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise unless it is one of these."""
+    if value not in choices:
+        raise InvalidParams(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_refine(refine: int | None, usual: int, *, possible: bool) -> int:
+    """How many candidates get a second look, as the caller says; only an index whose columns hold images has one."""
+    if refine is None:
+        refine = usual if possible else 0
+    if refine and not possible:
+        raise InvalidParams(f"refine must be 0 for an index of regions that are not pooled, got {refine!r}")
+    if refine:
+        check_count("refine", refine)
+    return int(refine)

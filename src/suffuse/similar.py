@@ -76,14 +76,14 @@ class Likeness:
         if index.owners is None:
             direction = query.vectors.sum(axis=0, dtype=np.float64)
             for images, sign in signed:
-                direction += sign * index.features[list(images)].sum(axis=0, dtype=np.float64)
+                direction += sign * index.rows(np.array(images, np.int64)).sum(axis=0, dtype=np.float64)
             mean = (direction / (len(query.vectors) + len(query.positive))).astype(np.float32)
             return similarities(mean[None], index.features).ravel()
         total = index._image_similarities(query.vectors).astype(np.float64)
         with np.errstate(invalid="ignore"):  # an image without regions is infinitely far from all others
             for images, sign in signed:
                 for image in images:
-                    total += sign * index._image_similarities(index.features[elements(index, image)])
+                    total += sign * index._image_similarities(index.rows(elements(index, image)))
         return (total / (bool(len(query.vectors)) + len(query.positive))).astype(np.float32)
 
 
@@ -91,7 +91,7 @@ def wanted(
     index: Generation, positive: Sequence[int] = (), negative: Sequence[int] = (), vectors: Features | None = None
 ) -> Wanted:
     """Pictures by id, checked, and vectors that `prepare` made; from here on pictures go by their places."""
-    rows = np.empty((0, index.features.shape[1]), np.float32) if vectors is None else vectors
+    rows = np.empty((0, index.shape[1]), np.float32) if vectors is None else vectors
     for id in (*positive, *negative):
         if not len(elements(index, index.ids.place(id))):
             raise InvalidInput(f"image {id} has no regions to search by; choose another")
@@ -149,7 +149,7 @@ def _named(index: Generation, found: Found) -> Found:
 
 def start(index: Generation, query: Wanted, seeds: int, likeness: Likeness | None = None) -> Start:
     """y: the seeds of every vector of the query, wanted ones first; an element may occur for several vectors."""
-    rows = [query.vectors, *(index.features[elements(index, id)] for id in (*query.positive, *query.negative))]
+    rows = [query.vectors, *(index.rows(elements(index, id)) for id in (*query.positive, *query.negative))]
     unwanted = sum(len(part) for part in rows[len(rows) - len(query.negative) :]) if query.negative else 0
     together = np.ascontiguousarray(np.concatenate(rows))
     # One vector is its own direction.

@@ -21,7 +21,7 @@ def info(
 
     opened = Generation.open(index)
     manifest, hidden = opened.manifest, opened.hidden_elements
-    elements = len(opened.features) - (0 if hidden is None else int(hidden.sum()))
+    elements = opened.shape[0] - (0 if hidden is None else int(hidden.sum()))
     content = {
         "path": str(index),
         "version": manifest.version,

@@ -1,6 +1,6 @@
 """The index directory: plain .npy files that are memory-mapped, as its manifest describes them."""
 
-import mmap
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.arrays import Mapped, map_array, map_extended, sha256_of
+from suffuse.arrays import Mapped, map_array, map_extended, map_file, sha256_of
 from suffuse.codes import Held, plain
 from suffuse.errors import IndexBroken
 from suffuse.features import Whitening
+from suffuse.fit import check_fit
 from suffuse.hnsw import HnswGraph
 from suffuse.ids import Ids
 from suffuse.items import Items
@@ -22,7 +23,6 @@ from suffuse.manifest import (
     HNSW_FILES,
     IMAGE_FILES,
     ITEMS_FILE,
-    LIST_FILES,
     MANIFEST,
     Manifest,
     base_of,
@@ -30,7 +30,11 @@ from suffuse.manifest import (
     read_manifest,
     size_on_disk,
 )
+from suffuse.pages import PAGES_FILE, Pages, split_sums
 from suffuse.segments import Segment, empty_segment, merged, read_segments
+
+# Files that are read whole where changes are laid over them.
+_LAID_OVER = {"indptr.npy", "scales.npy", "image_indptr.npy", "item_offsets.npy"}
 
 # Columns whose ids are checked at a time.
 _VERIFY_BLOCK = 4096
@@ -58,6 +62,7 @@ class Stored(NamedTuple):
     """An open index: arrays over memory maps, with its changes laid over them."""
 
     manifest: Manifest
+    pages: dict[str, Pages]  # of each file of the base; who reads a file has its pages checked
     features: NDArray[np.float32]
     columns: Held  # (codes and scales if params.values is "uint8", else rows and values)
     column_maps: tuple[Mapped, ...]  # the maps under the arrays of columns that a search reads from disk
@@ -73,7 +78,10 @@ class Stored(NamedTuple):
 
 
 def open_index(directory: str | Path) -> Stored:
-    """Map every file and check that types and shapes fit each other; reads no data but changes, so it is immediate."""
+    """Map every file and check that types and shapes fit each other; reads no data but changes, so it is immediate.
+
+    That the data is what was written is for those to check who read it, by `pages`.
+    """
     return cast("Stored", _read_steadily(Path(directory), _open))
 
 
@@ -99,11 +107,16 @@ def _open(directory: Path, manifest: Manifest) -> Stored:
     segments, extent = read_segments(directory, manifest)
     mapped = {name: _open_array(base, name, manifest) for name in manifest.files if name in ARRAY_TYPES}
     arrays = {name: entry.array for name, entry in mapped.items()}
-    _check_fit(manifest, arrays)
+    check_fit(manifest, arrays)
+    pages = _pages(base, manifest, mapped)
     whitening = None
     if "whitening_mean.npy" in arrays:
         whitening = Whitening(arrays["whitening_mean.npy"], arrays["whitening_projection.npy"])
     more = merged([empty_segment(manifest.params, manifest.counts["dimensions"]), *segments])
+
+    if segments:
+        for name in _LAID_OVER & set(pages):  # these are read now
+            pages[name].check_whole()
 
     def extended(name: str, rows: NDArray[Any]) -> Mapped:
         return map_extended(base / name, rows) if len(rows) else mapped[name]
@@ -128,6 +141,7 @@ def _open(directory: Path, manifest: Manifest) -> Stored:
     ids = _ids(arrays.get("ids.npy"), more, extent.images)
     return Stored(
         manifest=manifest,
+        pages=pages,
         features=extended("features.npy", more.features).array,
         columns=Held(*spans, column_maps[0].array, numbers),
         column_maps=tuple(column_maps),
@@ -138,9 +152,25 @@ def _open(directory: Path, manifest: Manifest) -> Stored:
         lists=_lists(arrays, more) if manifest.params.with_lists else None,
         whitening=whitening,
         ids=ids,
-        items=_open_items(base, manifest, arrays.get("item_offsets.npy"), more, ids),
+        items=_open_items(base, manifest, arrays.get("item_offsets.npy"), more, ids, pages),
         stale=more.stale,
     )
+
+
+def _pages(base: Path, manifest: Manifest, mapped: dict[str, Mapped]) -> dict[str, Pages]:
+    """The pages of all files but pages.npy; an index of before it has no sums."""
+    names = [name for name in manifest.files if name != PAGES_FILE]
+    if PAGES_FILE not in mapped:
+        return {name: Pages(name) for name in names}
+    sums = split_sums(mapped[PAGES_FILE].array, manifest.files)
+    pages = {name: Pages(name) for name in names if not len(sums[name])}
+    for name in names:
+        if name in mapped:
+            array, map, offset = mapped[name]
+            pages[name] = Pages.of(name, map, offset, array.itemsize * math.prod(array.shape[1:]), sums[name])
+        elif name not in pages:
+            pages[name] = Pages.of(name, map_file(base / name), 0, 1, sums[name])
+    return pages
 
 
 def _lists(arrays: dict[str, NDArray[Any]], more: Segment) -> StoredLists:
@@ -193,6 +223,14 @@ def check_hashes(directory: Path, manifest: Manifest, names: Iterable[str]) -> N
                 f"{name} has the hash {found[:12]}..., the manifest says {promised[:12]}...:"
                 " it was changed or damaged; copy or build the index again"
             )
+
+
+def check_files(directory: Path, stored: Stored, names: Iterable[str]) -> None:
+    """The same of an open index, by the sums of their pages where it has those: that is faster."""
+    if PAGES_FILE not in stored.manifest.files:
+        check_hashes(directory, stored.manifest, names)
+    for name in set(names) & set(stored.pages):
+        stored.pages[name].check_whole()
 
 
 def verify(directory: str | Path) -> int:
@@ -277,86 +315,14 @@ def _open_array(directory: Path, name: str, manifest: Manifest) -> Mapped:
     return mapped
 
 
-def _check_fit(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
-    """The shapes of all arrays follow from a few counts."""
-    n, images, dimensions, entries = (manifest.counts[of] for of in ("elements", "images", "dimensions", "entries"))
-    expected: dict[str, tuple[int, ...]] = {
-        "features.npy": (n, dimensions),
-        "indptr.npy": (n + 1,),
-        "scales.npy": (n,),
-        "rows.npy": (entries,),
-        "values.npy": (entries,),
-        "owners.npy": (n,),
-        "item_offsets.npy": (images + 1,),
-        "image_indptr.npy": (images + 1,),
-        "graph_indptr.npy": (n + 1,),
-        "list_ids.npy": (n, min(n, manifest.params.k)),
-        "list_sims.npy": (n, min(n, manifest.params.k)),
-        "ids.npy": (images,),
-    }
-    for name, shape in expected.items():
-        if name in arrays and arrays[name].shape != shape:
-            raise IndexBroken(
-                f"{name} has the shape {arrays[name].shape}, the counts say {shape}; build the index again"
-            )
-    if "owners.npy" not in arrays and images != n:
-        said = f"{MANIFEST} counts {images} images and {n} elements, but names no owners.npy"
-        raise IndexBroken(f"{said}; build the index again")
-    indptr, stored = arrays["indptr.npy"], arrays[column_files(manifest.params)[0]]
-    if stored.ndim != 1 or indptr[0] != 0 or indptr[-1] != len(stored):
-        raise IndexBroken(
-            f"indptr.npy runs from {indptr[0]} to {indptr[-1]}, expected 0 to {stored.size}; copy or build the index"
-            " again"
-        )
-    if present := [name for name in IMAGE_FILES if name in arrays]:
-        if len(present) < len(IMAGE_FILES):
-            raise IndexBroken(f"{present[0]} is there without the other image vectors; copy or build the index again")
-        ends, shapes = arrays["image_indptr.npy"], {arrays[name].shape for name in IMAGE_FILES[1:]}
-        expected_type = "float16" if manifest.params.values == "uint8" else arrays["values.npy"].dtype.name
-        if shapes != {(int(ends[-1]),)} or arrays["image_values.npy"].dtype.name != expected_type:
-            raise IndexBroken("image_rows.npy and image_values.npy do not fit image_indptr.npy; build the index again")
-    links = [name for name in HNSW_FILES if name in arrays]
-    if len(links) != (len(HNSW_FILES) if manifest.params.seed_search == "hnsw" else 0):
-        raise IndexBroken(
-            f"{MANIFEST} has seed_search={manifest.params.seed_search!r} and names {len(links)} of the"
-            f" {len(HNSW_FILES)} files of links; copy or build the index again"
-        )
-    _check_graph(manifest, arrays)
-    if sum(name in arrays for name in LIST_FILES) != (len(LIST_FILES) if manifest.params.with_lists else 0):
-        raise IndexBroken(
-            f"{MANIFEST} has with_lists={manifest.params.with_lists}, which does not fit the files that it names;"
-            " copy or build the index again"
-        )
-    mean, projection = arrays.get("whitening_mean.npy"), arrays.get("whitening_projection.npy")
-    if mean is projection is None and manifest.params.whiten is not None:
-        raise IndexBroken(
-            f"{MANIFEST} has whiten={manifest.params.whiten}, but names no whitening_mean.npy; build the index again"
-        )
-    if (mean is None) != (projection is None):
-        raise IndexBroken("only one of whitening_mean.npy and whitening_projection.npy is there; build the index again")
-    if mean is not None and projection is not None and (mean.ndim != 1 or projection.shape != (len(mean), dimensions)):
-        raise IndexBroken(
-            f"whitening_projection.npy has the shape {projection.shape}, which does not fit whitening_mean.npy of shape"
-            f" {mean.shape} and {dimensions} dimensions; build the index again"
-        )
-
-
-def _check_graph(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
-    present = [name for name in GRAPH_FILES if name in arrays]
-    if len(present) != (len(GRAPH_FILES) if manifest.params.with_graph else 0):
-        raise IndexBroken(
-            f"{MANIFEST} has with_graph={manifest.params.with_graph} and names {len(present)} of the {len(GRAPH_FILES)}"
-            " files of the graph; copy or build the index again"
-        )
-    if present:
-        indptr, *entries = (arrays[name] for name in GRAPH_FILES)
-        if indptr[0] != 0 or {array.shape for array in entries} != {(int(indptr[-1]),)}:
-            raise IndexBroken(
-                "graph_indices.npy and graph_weights.npy do not fit graph_indptr.npy; build the index again"
-            )
-
-
-def _open_items(base: Path, manifest: Manifest, offsets: NDArray[np.int64] | None, more: Segment, ids: Ids) -> Items:
+def _open_items(
+    base: Path,
+    manifest: Manifest,
+    offsets: NDArray[np.int64] | None,
+    more: Segment,
+    ids: Ids,
+    pages: dict[str, Pages],
+) -> Items:
     if (offsets is None) != (ITEMS_FILE not in manifest.files):
         raise IndexBroken(f"only one of {ITEMS_FILE} and item_offsets.npy is there; copy or build the index again")
     text = None if offsets is None else _map_text(base, manifest, int(offsets[-1]))
@@ -366,20 +332,17 @@ def _open_items(base: Path, manifest: Manifest, offsets: NDArray[np.int64] | Non
         offsets = np.concatenate([offsets, more.item_offsets[1:] + offsets[-1]])
     elif offsets is not None and len(more.ids):
         offsets = np.concatenate([offsets, np.repeat(offsets[-1:], len(more.ids))])
-    return Items(ids, text, offsets, memoryview(more.item_text.tobytes()))
+    checks = (pages["item_offsets.npy"], pages[ITEMS_FILE]) if text is not None else ()
+    return Items(ids, text, offsets, memoryview(more.item_text.tobytes()), checks)
 
 
 def _map_text(base: Path, manifest: Manifest, end: int) -> memoryview:
     path = base / ITEMS_FILE
     promised = manifest.files[ITEMS_FILE]["bytes"]
-    try:
-        size = path.stat().st_size
-        if not size == promised == end:
-            raise IndexBroken(
-                f"{ITEMS_FILE} has {size} bytes, the manifest says {promised} and item_offsets.npy {end};"
-                " copy or build the index again"
-            )
-        with path.open("rb") as stream:
-            return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError) as error:  # a ValueError if it is empty
-        raise IndexBroken(f"{ITEMS_FILE} cannot be read: {error}; copy or build the index again") from error
+    text = map_file(path)
+    if not len(text) == promised == end:
+        raise IndexBroken(
+            f"{ITEMS_FILE} has {len(text)} bytes, the manifest says {promised} and item_offsets.npy {end};"
+            " copy or build the index again"
+        )
+    return memoryview(text)

@@ -2,6 +2,8 @@
 
 The graph comes from files that may be damaged, so every id and offset is compared with its range before it is used,
 and every loop is bounded: an element is expanded at most once, and a descent only ever climbs to a larger similarity.
+What cannot be seen from ids are links and features that are others than those that were written: the pages under each
+row that is read are looked at once (`kernels.pages`), after the row, which has fetched them by then.
 """
 
 import mmap
@@ -11,6 +13,7 @@ from numba import types
 
 from suffuse.kernels.codes import EMPTY
 from suffuse.kernels.jit import compiled, f4, helper, i8, readonly, u4, u8, void, writable
+from suffuse.kernels.pages import PAGES, are_sound
 from suffuse.kernels.table import slot_of
 
 _LARGEST_ID = np.uint64(0x7FFFFFFF)
@@ -91,11 +94,24 @@ def _dots(queries, q, features, ids, count, fetch, sims):
 
 
 @helper
-def _descend(queries, q, features, upper_start, upper, entry, fetch, fresh, sims):
+def _rows_are_sound(pages, array, ids, count):
+    """Whether array[id] of all these ids is what was written."""
+    size = u8(array.shape[1]) * u8(array.itemsize)
+    for c in range(count):
+        if not are_sound(pages, u8(ids[c]) * size, (u8(ids[c]) + u8(1)) * size):
+            return False
+    return True
+
+
+@helper
+def _descend(queries, q, features, upper_start, upper, entry, pages, fetch, fresh, sims):
     """From the entry point to the nearest element that greedy steps reach on each upper level; EMPTY if broken."""
-    n = u4(features.shape[0])
+    of_features, _, of_starts, of_upper = pages
+    n, size = u4(features.shape[0]), u8(upper.shape[1]) * u8(upper.itemsize)
     fresh[0] = current = u4(entry)
     _dots(queries, q, features, fresh, u8(1), fetch, sims)
+    if not _rows_are_sound(of_features, features, fresh, u8(1)):
+        return EMPTY
     nearest = sims[0]
     if upper_start[u8(entry) + u8(1)] < upper_start[u8(entry)]:
         return EMPTY
@@ -104,6 +120,11 @@ def _descend(queries, q, features, upper_start, upper, entry, fetch, fresh, sims
         row = u8(upper_start[u8(current)]) + level - u8(1)
         if row >= u8(upper_start[u8(current) + u8(1)]) or row >= u8(upper.shape[0]):
             return EMPTY
+        start_bytes = u8(upper_start.itemsize) * u8(current)
+        if not are_sound(of_starts, start_bytes, start_bytes + u8(2) * u8(upper_start.itemsize)):
+            return EMPTY
+        if not are_sound(of_upper, row * size, (row + u8(1)) * size):
+            return EMPTY
         count = u8(0)
         while count < u8(upper.shape[1]) and upper[row, count] != EMPTY:
             if upper[row, count] >= n:
@@ -111,6 +132,8 @@ def _descend(queries, q, features, upper_start, upper, entry, fetch, fresh, sims
             fresh[count] = upper[row, count]
             count += u8(1)
         _dots(queries, q, features, fresh, count, fetch, sims)
+        if not _rows_are_sound(of_features, features, fresh, count):
+            return EMPTY
         moved = False
         for c in range(count):
             if sims[c] > nearest or (moved and sims[c] == nearest and fresh[c] < current):
@@ -178,19 +201,26 @@ def _write(pool, size, copies, n, ids, q):
 _GRAPH = (readonly(u4, 2), readonly(u4), readonly(u4, 2), readonly(u4, 2), i8)
 
 
-@compiled(void(readonly(f4, 2), readonly(f4, 2), *_GRAPH, i8, types.boolean, writable(u4, 2), writable(i8)))
-def search_hnsw(queries, features, links, upper_start, upper, copies, entry, ef, fetch, ids, out):
+@compiled(
+    void(
+        readonly(f4, 2), readonly(f4, 2), *_GRAPH, types.UniTuple(PAGES, 4),
+        i8, types.boolean, writable(u4, 2), writable(i8),
+    )
+)  # fmt: skip
+def search_hnsw(queries, features, links, upper_start, upper, copies, entry, pages, ef, fetch, ids, out):
     """Elements near each query, the nearest first by a float32 product, as many as found and as fit into ids[q].
 
     links[i] are the neighbours of element i on level 0; those on level l > 0 are upper[upper_start[i] + l - 1]. A list
     ends at EMPTY. copies[c] = (element, another with the same row, which has no neighbours), sorted. `entry` exists.
     Best-first search with `ef` candidates: the best one whose neighbours were not looked at is next, until there is
-    none. out[q] = number of ids written; -1 if the graph holds an id or an offset that does not exist. With `fetch`,
-    what is read next is asked for beforehand: for files that are still on disk.
+    none. out[q] = number of ids written; -1 if the graph holds an id or an offset that does not exist, or if `pages`,
+    those of features, links, upper_start and upper, are not what was written. With `fetch`, what is read next is asked
+    for beforehand: for files that are still on disk.
 
     Visited elements are kept in a hash table, so that a query costs what it visits and not what there is.
     """
     n, width, room = u4(features.shape[0]), u8(links.shape[1]), max(u8(ef), u8(1))
+    of_features, of_links = pages[0], pages[1]
     longest = max(width, u8(upper.shape[1]), u8(1))
     fresh, sims = np.empty(longest, np.uint32), np.empty(longest, np.float32)
     pool, capacity = np.empty(room, np.uint64), u8(16)
@@ -199,7 +229,7 @@ def search_hnsw(queries, features, links, upper_start, upper, copies, entry, ef,
     slots = np.empty(capacity, np.uint32)
     for q in range(u8(queries.shape[0])):
         slots[:] = EMPTY
-        start = _descend(queries, q, features, upper_start, upper, entry, fetch, fresh, sims)
+        start = _descend(queries, q, features, upper_start, upper, entry, pages, fetch, fresh, sims)
         if start == EMPTY:
             out[q] = i8(-1)
             continue
@@ -229,6 +259,9 @@ def search_hnsw(queries, features, links, upper_start, upper, copies, entry, ef,
                     count += u8(1)
             visited += count
             _dots(queries, q, features, fresh, count, fetch, sims)
+            row = current * width * u8(links.itemsize)
+            sound = sound and are_sound(of_links, row, row + width * u8(links.itemsize))
+            sound = sound and _rows_are_sound(of_features, features, fresh, count)
             for c in range(count):
                 candidate = _candidate(sims[c], fresh[c])
                 if size < room or candidate > pool[size - u8(1)]:

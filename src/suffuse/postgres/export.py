@@ -59,6 +59,8 @@ def export_index(
     """
     began = time.perf_counter()
     stored = open_index(index_path)
+    for pages in stored.pages.values():
+        pages.check_whole()  # damage must not be copied
     _check(stored)
     check_schema(schema)
     report = progress or (lambda _stage, _done, _total: None)

@@ -197,8 +197,7 @@ class _Gallery:
 
     def __init__(self, reading: Reading) -> None:
         self._reading, self.dimensions = reading, reading.about.query_dimensions
-        # Only its shape is asked for, and this takes no memory.
-        self.features = np.broadcast_to(np.float32(0), (reading.about.images, reading.about.dimensions))
+        self.shape = reading.about.images, reading.about.dimensions
 
     def __len__(self) -> int:
         return self._reading.about.images

@@ -54,7 +54,7 @@ class _Remembered:
 
     def over(self, index: Generation) -> Wanted:
         """The same by the places of one generation; a picture that is no longer there is told."""
-        if self.vectors is not None and self.vectors.shape[1] != index.features.shape[1]:
+        if self.vectors is not None and self.vectors.shape[1] != index.shape[1]:
             raise InvalidInput("the query was made for an index that has been replaced by another one; search again")
         query = similar.wanted(index, self.positive, self.negative, self.vectors)
         # What has been removed cannot be a hit anyway.

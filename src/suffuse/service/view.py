@@ -79,7 +79,7 @@ class View:
 
     def _elements(self) -> int:
         hidden = self.index.hidden_elements
-        return len(self.index.features) - (0 if hidden is None else int(hidden.sum()))
+        return self.index.shape[0] - (0 if hidden is None else int(hidden.sum()))
 
     def item(self, id: int) -> dict[str, Any]:
         """A picture as clients see it."""
