@@ -163,7 +163,11 @@ def _outcome(sound: Sound, path: Path, number: int) -> str:
         return "the same" if found == right else "another answer"
     if not set(found.ids.ravel().tolist()) <= {*sound.state.images, -1}:
         return "an image that does not exist"
-    return "the same" if all(np.array_equal(a, b) for a, b in zip(found, right, strict=True)) else "another answer"
+    return (
+        "the same"
+        if found.ids.tolist() == right.ids.tolist() and found.scores.tolist() == right.scores.tolist()
+        else "another answer"
+    )
 
 
 def _uses(index: Index) -> list[Callable[[], Any]]:

@@ -351,7 +351,7 @@ class Generation:
         return ids, scores, counts
 
     def _refine(self, y: Seeds, hits: Hits, counts: NDArray[np.int64]) -> None:
-        """Rank the first `counts` hits of each query anew, by cos(f, c_j)."""
+        """Rank the first `counts` hits of each query anew, by cos(f, c_j); f is what `_combine` has summed before."""
         stored = self._stored
         own, depth = self._columns, REFINE_DEPTH
         if stored.images is not None:
@@ -364,7 +364,7 @@ class Generation:
         )  # fmt: skip
         if (least := entries.min()) < 0:
             raise broken_columns(least, "the columns of candidates are damaged")
-        sound.check_candidates(stored, y.ids, hits.ids[np.arange(hits.ids.shape[1]) < counts[:, None]])
+        sound.check_candidates(stored, hits.ids[np.arange(hits.ids.shape[1]) < counts[:, None]])
 
     def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
         """The ranking by cosine, without diffusion."""

@@ -37,8 +37,8 @@ class Pages:
     def __init__(self, name: str, item_bytes: int = 1, kernel: tuple[Any, ...] = UNCHECKED) -> None:
         """`kernel` is what kernels take as their `PAGES`; an item, or a row, of the array has so many bytes."""
         self.kernel = kernel
+        self.complete = not len(kernel[2])  # whether nothing is left to be checked
         self._name, self._item_bytes = name, item_bytes
-        self._complete = not len(kernel[2])
 
     @classmethod
     def of(cls, name: str, map: mmap.mmap, offset: int, item_bytes: int, sums: NDArray[np.uint64]) -> "Pages":
@@ -52,18 +52,18 @@ class Pages:
 
     def check_whole(self) -> None:
         """Raise if any page is not what was written."""
-        if not self._complete:
+        if not self.complete:
             self.check_spans(np.array([0]), np.array([len(self.kernel[0]) // self._item_bytes + 1]))
-            self._complete = True
+            self.complete = True
 
     def check_rows(self, ids: NDArray[np.integer]) -> None:
         """Raise if rows of the array are not what was written; those that lie behind the file are of no concern."""
-        if not self._complete:
+        if not self.complete:
             self._raise_at(first_damaged_row(self.kernel, self._item_bytes, np.ascontiguousarray(ids, np.uint32)), ids)
 
     def check_spans(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Raise if items of the array, from each start to its stop, are not what was written."""
-        if not self._complete:
+        if not self.complete:
             self._raise_at(first_damaged_span(self.kernel, self._item_bytes, starts, stops), starts)
 
     def _raise_at(self, place: int, what: NDArray[np.integer]) -> None:

@@ -1,9 +1,13 @@
 """What is read of an index, once its pages were checked: an answer is right, or it is an error."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from suffuse.codes import Held
 from suffuse.features import Whitening
+from suffuse.kernels.pages import first_damaged_column
 from suffuse.manifest import GRAPH_FILES, IMAGE_FILES, LIST_FILES, column_files
 from suffuse.pages import Pages
 from suffuse.store import Stored, StoredLists, Transition
@@ -63,32 +67,32 @@ def link_pages(stored: Stored) -> list[Pages]:
 
 def check_columns(stored: Stored, ids: NDArray[np.integer]) -> None:
     """Raise unless the columns of these elements are what was written. After they were read: that fetches them."""
-    entries, values = column_files(stored.manifest.params)
-    _check_spans(stored, ids, stored.columns.starts, stored.columns.stops, ("indptr.npy", entries, values))
+    names = ("indptr.npy", *column_files(stored.manifest.params))
+    _check_held(stored, names, stored.columns, stored.known.columns, ids)
 
 
-def check_candidates(stored: Stored, seeds: NDArray[np.integer], images: NDArray[np.integer]) -> None:
-    """The same of what the second look reads: columns of seeds, and of these images, or their vectors if there are."""
-    check_columns(stored, seeds)
+def check_candidates(stored: Stored, images: NDArray[np.integer]) -> None:
+    """The same of what the second look reads of these images: their columns, or their vectors if they have any."""
     if stored.images is None:
         check_columns(stored, images)
     else:
-        _check_spans(stored, images, stored.images.starts, stored.images.stops, IMAGE_FILES)
+        _check_held(stored, IMAGE_FILES, stored.images, stored.known.images, images)
 
 
-def _check_spans(
-    stored: Stored,
-    ids: NDArray[np.integer],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    names: tuple[str, str, str],
+def _check_held(
+    stored: Stored, names: Sequence[str], held: Held, known: NDArray[np.uint8], ids: NDArray[np.integer]
 ) -> None:
-    indptr, *parts = names
-    stored.pages[indptr].check_rows(ids)
-    stored.pages[indptr].check_rows(ids + 1)
-    first, last = starts[ids], stops[ids]
-    for name in parts:
-        if name == "scales.npy":
-            stored.pages[name].check_rows(ids)
-        else:
-            stored.pages[name].check_spans(first, last)
+    indptr, entries, values = files = [stored.pages[name] for name in names]
+    if all(file.complete for file in files):
+        return
+    one_value = held.entries.dtype == np.uint8  # the scale of the column
+    place = first_damaged_column(
+        indptr.kernel, entries.kernel, held.entries.itemsize, values.kernel, held.values.itemsize, one_value,
+        held.starts, held.stops, known, np.ascontiguousarray(ids, np.int64),
+    )  # fmt: skip
+    if place >= 0:  # one of these knows its name
+        column = ids[place : place + 1]
+        span = held.starts[column], held.stops[column]
+        indptr.check_rows(np.append(column, column + 1))
+        entries.check_spans(*span)
+        values.check_rows(column) if one_value else values.check_spans(*span)

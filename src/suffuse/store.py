@@ -58,11 +58,19 @@ class StoredLists(NamedTuple):
     changed_sims: NDArray[np.float32]
 
 
+class Known(NamedTuple):
+    """1 for each column, and each vector of an image, that was read and found sound."""
+
+    columns: NDArray[np.uint8]  # (elements,)
+    images: NDArray[np.uint8]  # (images,)
+
+
 class Stored(NamedTuple):
     """An open index: arrays over memory maps, with its changes laid over them."""
 
     manifest: Manifest
-    pages: dict[str, Pages]  # of each file of the base; who reads a file has its pages checked
+    pages: dict[str, Pages]  # of each file of the base; who reads a file has its pages checked (`sound`)
+    known: Known
     features: NDArray[np.float32]
     columns: Held  # (codes and scales if params.values is "uint8", else rows and values)
     column_maps: tuple[Mapped, ...]  # the maps under the arrays of columns that a search reads from disk
@@ -142,6 +150,7 @@ def _open(directory: Path, manifest: Manifest) -> Stored:
     return Stored(
         manifest=manifest,
         pages=pages,
+        known=Known(np.zeros(extent.elements, np.uint8), np.zeros(extent.images, np.uint8)),
         features=extended("features.npy", more.features).array,
         columns=Held(*spans, column_maps[0].array, numbers),
         column_maps=tuple(column_maps),

@@ -84,6 +84,31 @@ def first_damaged_row(pages, size, ids):
     return i8(-1)
 
 
+@compiled(i8(PAGES, PAGES, i8, PAGES, i8, types.boolean, readonly(i8), readonly(i8), writable(u1), readonly(i8)))
+def first_damaged_column(indptr, entries, entry_size, values, value_size, one_value, starts, stops, known, ids):
+    """The first place in `ids` whose column lies on a damaged page of any of these files; -1 if there is none.
+
+    Column i is entries[starts[i]:stops[i]], as indptr says at i and i + 1, with values that go with its entries, or
+    with `one_value`, that of the column. Sizes are those of an entry and of a value, in bytes. `known` columns were
+    found sound before.
+    """
+    for place in range(u8(ids.shape[0])):
+        i = u8(ids[place])
+        if known[i]:
+            continue
+        sound = are_sound(indptr, u8(8) * i, u8(8) * (i + u8(2)))
+        if starts[i] >= i8(0):
+            start, stop = u8(starts[i]), u8(stops[i])
+            sound = sound and are_sound(entries, start * u8(entry_size), stop * u8(entry_size))
+            if one_value:
+                start, stop = i, i + u8(1)
+            sound = sound and are_sound(values, start * u8(value_size), stop * u8(value_size))
+        if not sound:
+            return i8(place)
+        known[i] = u1(1)
+    return i8(-1)
+
+
 @compiled(i8(PAGES, i8, readonly(i8), readonly(i8)))
 def first_damaged_span(pages, size, starts, stops):
     """The first place whose items, of `size` bytes, from start to stop lie on a damaged page; -1 if there is none."""
