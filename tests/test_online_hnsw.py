@@ -88,6 +88,8 @@ def test_what_is_read_next_is_asked_for_beforehand_while_searches_read_from_disk
     # Blocks read before and after the seeds of a search, and before and after its columns.
     read = iter([0, 7, 7, 9, 9, 9, 9, 9, 9, 12, 12, 12, 12, 12, 12, 12])
     seeds, columns, asked = [], [], []
+    vectors = scattered(np.random.default_rng(1), 4, 12)
+    reached = int((Index.open(linked).search(vectors[:1], top=10**6, seeds=6, refine=0).scores > 0).sum())
     monkeypatch.setattr(suffuse.online, "blocks_read", lambda: next(read))
     find = suffuse.hnsw.nearest_by_hnsw
     monkeypatch.setattr(
@@ -97,10 +99,11 @@ def test_what_is_read_next_is_asked_for_beforehand_while_searches_read_from_disk
     )
     monkeypatch.setattr(suffuse.arrays.Mapped, "will_need", lambda _, ranges: columns.append((len(asked), len(ranges))))
     index = Index.open(linked)
-    for vector in scattered(np.random.default_rng(1), 4, 12):
+    for vector in vectors:
         asked.append(index.search(vector[None], seeds=6))
     assert seeds == [True, True, False, True]
-    assert columns == [(0, 6), (1, 6)]
+    # The seeds of a search after one that read from disk, and its candidates if its own seeds were read from there.
+    assert columns == [(0, 6), (0, reached), (1, 6)]
 
 
 def test_a_graph_along_the_links_of_the_seeds_is_that_of_exact_search(features, tmp_path):

@@ -27,7 +27,7 @@ from suffuse.neighbors import Features, Neighbors, nearest, nearest_of_shown
 from suffuse.own_knn import OwnKnn, nearest_by_own
 from suffuse.params import Params
 from suffuse.queries import check_choice, check_count, check_refine, group_rows
-from suffuse.store import Stored, Transition, is_coded, is_pooled, open_index
+from suffuse.store import Stored, Transition, fetch_columns, is_coded, is_pooled, open_index
 
 Method = Literal["diffusion", "knn"]
 METHODS = ("diffusion", "knn")
@@ -329,10 +329,7 @@ class Generation:
         stored = self._stored
         before = blocks_read()
         if self._columns_on_disk:
-            starts, stops = stored.columns.starts[y.ids], stored.columns.stops[y.ids]
-            ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
-            for array in stored.column_maps:
-                array.will_need(ranges)
+            fetch_columns(stored, y.ids)
         m = len(y.query_ptr) - 1
         ids, scores = np.zeros((m, top), np.int64), np.zeros((m, top), np.float32)
         counts = np.empty(m, np.int64)
@@ -354,6 +351,9 @@ class Generation:
         """Rank the first `counts` hits of each query anew, by cos(f, c_j); f is what `_combine` has summed before."""
         stored = self._stored
         own, depth = self._columns, REFINE_DEPTH
+        candidates = hits.ids[np.arange(hits.ids.shape[1]) < counts[:, None]]
+        if self._columns_on_disk and stored.images is None:
+            fetch_columns(stored, candidates)
         if stored.images is not None:
             own, depth = tuple(map(kernel_view, stored.images)), self.places
         entries = np.empty_like(counts)
@@ -364,7 +364,7 @@ class Generation:
         )  # fmt: skip
         if (least := entries.min()) < 0:
             raise broken_columns(least, "the columns of candidates are damaged")
-        sound.check_candidates(stored, hits.ids[np.arange(hits.ids.shape[1]) < counts[:, None]])
+        sound.check_candidates(stored, candidates)
 
     def _plain(self, rows: Features, query_ptr: NDArray[np.int64], top: int) -> Hits:
         """The ranking by cosine, without diffusion."""

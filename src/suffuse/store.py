@@ -250,6 +250,8 @@ def verify(directory: str | Path) -> int:
 def _verify(directory: Path, manifest: Manifest) -> int:
     stored = _open(directory, manifest)  # which checks segments whole
     check_hashes(directory, manifest, manifest.files)
+    for pages in stored.pages.values():
+        pages.check_whole()
     if (stored.columns.stops < stored.columns.starts).any():
         raise IndexBroken("indptr.npy goes backwards; build the index again")
     counts, images = stored.manifest.counts, stored.ids.count
@@ -296,6 +298,14 @@ def _verify_codes(stored: Stored, reach: int) -> None:
 def _check_ids(name: str, array: NDArray[np.int32], count: int) -> None:
     if len(array) and not 0 <= array.min() <= array.max() < count:
         raise IndexBroken(f"{name} holds an id outside 0..{count - 1}; build the index again")
+
+
+def fetch_columns(stored: Stored, ids: NDArray[np.integer]) -> None:
+    """Ask the system for columns all at once: from a disk, one after the other takes ages."""
+    starts, stops = stored.columns.starts[ids], stored.columns.stops[ids]
+    ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
+    for array in stored.column_maps:
+        array.will_need(ranges)
 
 
 def is_coded(stored: Stored) -> bool:
