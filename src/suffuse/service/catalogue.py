@@ -45,6 +45,8 @@ class Catalogue:
         """
         self._ids, self._count = ids, ids.count
         first = 0 if before is None else before._count
+        if not first:
+            items.check_all()
         known: dict[str, _Column] = {} if before is None else before._columns
         names: list[str] = []
         found: dict[str, dict[int, Any]] = {}
