@@ -247,3 +247,23 @@ def test_an_index_without_sums_is_searched_as_before(made, tmp_path):
     (copy / "pages.npy").unlink()
     damage.drop_at("files", "pages.npy")(copy)
     assert answers(copy, features) == answers(paths["coded"], features)
+
+
+def test_every_page_of_the_links_that_a_search_reads_is_looked_at(made, tmp_path):
+    """Each file of the links with one page changed at a time: a search that is not refused finds the same."""
+    features, paths = made
+    expected = answers(paths["linked"], features)
+    for name in ("hnsw_links.npy", "hnsw_upper_start.npy", "hnsw_upper.npy", "hnsw_entry.npy"):
+        copy = tmp_path / name
+        copy.mkdir()
+        for other in paths["linked"].iterdir():
+            (copy / other.name).write_bytes(other.read_bytes())
+        array = np.load(copy / name)
+        for start in range(0, array.size, PAGE // array.itemsize):
+            changed = array.copy()
+            # Numbers that exist, so that nothing but the sums can tell.
+            changed.ravel()[start : start + PAGE // array.itemsize] = np.clip(array.ravel()[start] - 1, 0, None)
+            write_array(copy / name, changed)
+            found = answers(copy, features)
+            assert any(isinstance(one, IndexBroken) for one in found)
+            assert all(isinstance(one, IndexBroken) or one == right for one, right in zip(found, expected, strict=True))

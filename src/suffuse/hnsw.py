@@ -109,17 +109,8 @@ def nearest_by_hnsw(
     arrays, entry = _checked(graph, n)
     # Zeros: an id that exists, in the places of lists that stay short.
     ids, counts = np.zeros((len(queries), proposed), np.uint32), np.empty(len(queries), np.int64)
-    search_hnsw(
-        queries,
-        features,
-        *arrays,
-        entry,
-        tuple(file.kernel for file in pages),
-        min(max(ef, proposed), n),
-        fetch,
-        ids,
-        counts,
-    )
+    width, checks = min(max(ef, proposed), n), tuple(file.kernel for file in pages)
+    search_hnsw(queries, features, *arrays, entry, checks, width, fetch, ids, counts)
     fewest = counts.min(initial=proposed)
     if fewest < 0:
         raise IndexBroken(
@@ -131,11 +122,11 @@ def nearest_by_hnsw(
         ids[missing, -1] = own_ids[missing]
     found = ranked(queries, features, ids, k, own_ids)
     if fewest < proposed:
-        pages[0].check_whole()
         for row in np.flatnonzero(counts < proposed).tolist():
             if own_ids is not None:  # its places that stay short may hold itself
                 again = nearest_to_rows(features, int(own_ids[row]), int(own_ids[row]) + 1, k)
             elif (count := int(counts[row])) < k:
+                pages[0].check_whole()  # all of it is read now
                 again = nearest(queries[row : row + 1], features, k)
             else:
                 again = ranked(queries[row : row + 1], features, ids[[row], :count], k, None)

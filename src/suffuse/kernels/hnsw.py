@@ -104,6 +104,13 @@ def _rows_are_sound(pages, array, ids, count):
 
 
 @helper
+def _starts_are_sound(pages, upper_start, id):
+    """Whether upper_start[id] and the next one are what was written."""
+    size = u8(upper_start.itemsize)
+    return are_sound(pages, u8(id) * size, (u8(id) + u8(2)) * size)
+
+
+@helper
 def _descend(queries, q, features, upper_start, upper, entry, pages, fetch, fresh, sims):
     """From the entry point to the nearest element that greedy steps reach on each upper level; EMPTY if broken."""
     of_features, _, of_starts, of_upper = pages
@@ -113,15 +120,14 @@ def _descend(queries, q, features, upper_start, upper, entry, pages, fetch, fres
     if not _rows_are_sound(of_features, features, fresh, u8(1)):
         return EMPTY
     nearest = sims[0]
-    if upper_start[u8(entry) + u8(1)] < upper_start[u8(entry)]:
+    if upper_start[u8(entry) + u8(1)] < upper_start[u8(entry)] or not _starts_are_sound(of_starts, upper_start, entry):
         return EMPTY
     level = u8(upper_start[u8(entry) + u8(1)]) - u8(upper_start[u8(entry)])
     while level > u8(0):
         row = u8(upper_start[u8(current)]) + level - u8(1)
         if row >= u8(upper_start[u8(current) + u8(1)]) or row >= u8(upper.shape[0]):
             return EMPTY
-        start_bytes = u8(upper_start.itemsize) * u8(current)
-        if not are_sound(of_starts, start_bytes, start_bytes + u8(2) * u8(upper_start.itemsize)):
+        if not _starts_are_sound(of_starts, upper_start, current):
             return EMPTY
         if not are_sound(of_upper, row * size, (row + u8(1)) * size):
             return EMPTY
