@@ -27,7 +27,7 @@ from suffuse.diffusion import Entries, image_type, image_vectors
 from suffuse.errors import ChangeFailed, IndexBroken, IndexProblem, InvalidInput, InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_owners, unit_rows
 from suffuse.items import check_items, encode_items
-from suffuse.manifest import LIST_FILES, Manifest, base_of, read_manifest, write_manifest
+from suffuse.manifest import LIST_FILES, Manifest, base_of, column_files, read_manifest, write_manifest
 from suffuse.neighbors import Features
 from suffuse.segments import Extent, Segment, empty_segment, merged, misfit, read_segments, write_segment
 from suffuse.stages import Progress
@@ -143,7 +143,8 @@ class _Writer:
             return self._summary(segment, self._manifest, 0, 0)
         if mode == "exact" or (stored.lists is None and len(segment.ids)):
             return self._rebuilt(segment, next_id, progress)
-        check_files(self._directory, stored, _READ_ALWAYS + (_READ_TO_ADD if len(segment.features) else ()))
+        read = _READ_ALWAYS + column_files(stored.manifest.params) + (_READ_TO_ADD if len(segment.features) else ())
+        check_files(self._directory, stored, read)
         lists = solved = 0
         if len(segment.features):
             segment, lists = self._solved(segment)
