@@ -47,6 +47,12 @@ def held(indptr: NDArray[np.int64], entries: NDArray[Any], values: NDArray[Any])
     return Held(indptr[:-1], indptr[1:], entries, values)
 
 
+def picked(columns: Held, ids: NDArray[np.integer]) -> Held:
+    """These columns alone; nothing of them is copied."""
+    values = columns.values[ids] if columns.entries.dtype == np.uint8 else columns.values
+    return Held(columns.starts[ids], columns.stops[ids], columns.entries, values)
+
+
 def kernel_view(array: NDArray[Any]) -> NDArray[Any]:
     """An array as kernels take it: ids without sign, and the bits of float16, which numba does not know."""
     views: dict[str, DTypeLike] = {"int32": np.uint32, "float16": np.uint16}

@@ -225,8 +225,8 @@ class _Writer:
         touched = touched_nodes(before, grown, graph)
         met = touched if not pooled else np.unique(stored.owners[touched[touched < old]])  # type: ignore[index]
         reach = stored.ids.count if pooled else old
-        stale = np.union1d(stored.stale, np.flatnonzero(concerned(stored.columns, met, reach)))
-        stale = np.setdiff1d(stale, order)
+        known = np.union1d(stored.stale, order[order < old])
+        stale = np.setdiff1d(concerned(stored.columns, met, reach, known), order)
         changed = np.concatenate([grown.changed, new])
         segment = segment._replace(
             list_of=changed.astype(np.int32),
@@ -281,7 +281,9 @@ class _Writer:
             nodes = np.flatnonzero(np.isin(stored.owners, places))
         reach = stored.ids.count if is_pooled(stored) else len(stored.features)
         stale = np.union1d(segment.stale, stored.stale)
-        stale = np.union1d(stale, np.flatnonzero(concerned(stored.columns, nodes, reach)))
+        known = np.union1d(stored.stale, segment.column_of)
+        known = known[known < len(stored.features)]
+        stale = np.union1d(stale, concerned(stored.columns, nodes, reach, known))
         stale = np.setdiff1d(stale, segment.column_of)
         owners = stored.owners
         hidden = self._hidden_elements(segment._replace(ids=segment.ids[:0]), owners, stored.ids.count)
