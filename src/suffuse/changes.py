@@ -37,8 +37,11 @@ from suffuse.neighbors import (
 )
 from suffuse.params import Params
 
-# Pairs whose similarity is computed at a time.
-_PAIRS = 1 << 14
+# Pairs whose similarity is computed at a time: so few that their rows stay in the cache.
+_PAIRS = 1 << 10
+
+# Blocks of columns that each thread solves: so many that none waits long for the others at the end.
+_BLOCKS = 16
 
 
 class Grown(NamedTuple):
@@ -198,7 +201,7 @@ def solve(
         return encode(block) if params.values == "uint8" else block
 
     threads = cores()
-    step = -(-count // (4 * threads * group)) * group
+    step = -(-count // (_BLOCKS * threads * group)) * group
     with ThreadPoolExecutor(threads) as pool:
         blocks = list(pool.map(solved, range(0, count, step)))
     return order[:count].astype(np.int32), _joined(blocks)
