@@ -183,6 +183,8 @@ def merged(segments: Sequence[Segment]) -> Segment:
 
 
 def _merged(a: Segment, b: Segment) -> Segment:
+    if not any(array.size for name, array in a._asdict().items() if not name.endswith(("_indptr", "_offsets"))):
+        return b  # nothing of it is copied, and it can be large
     together: dict[str, NDArray[Any]] = {
         name: np.concatenate([getattr(a, name), getattr(b, name)])
         for name in ("features", "owners", "ids", "item_text", "removed")
