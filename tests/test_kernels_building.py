@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import reference
 from data import clusters, duplicated, lattice, network, scattered, seeds_of_rng
 from suffuse.graph import Graph, order_along, reordered
-from suffuse.kernels.mutual import fill_affinity, fill_whole_affinity, normalize_affinity, sum_rows
+from suffuse.kernels.mutual import fill_affinity, fill_affinity_of_listed, normalize_affinity, sum_rows, turn_lists
 from suffuse.kernels.similarity import rank_pairs, scan
 from suffuse.kernels.solve import solve_on_supports
 from suffuse.kernels.walk import walk_supports
@@ -132,16 +132,23 @@ def test_rows_of_affinity_and_transition_equal_their_definitions(seed, n, share,
 
 
 @settings(deadline=None, max_examples=100)
-@given(seed=seeds_of_rng, n=st.integers(1, 30), share=st.floats(0.1, 1.0), gamma=st.floats(0.5, 100.0))
-def test_the_whole_affinity_equals_its_rows_to_the_bit_with_short_lists_too(seed, n, share, gamma):
+@given(seed=seeds_of_rng, n=st.integers(1, 30), share=st.floats(0.1, 1.0), gamma=st.floats(0.5, 100.0), data=st.data())
+def test_rows_by_listers_equal_those_without_to_the_bit_with_short_lists_too(seed, n, share, gamma, data):
     rng, k = np.random.default_rng(seed), max(1, int(share * n))
     ids, sims = random_lists(rng, n, k)
     for node in np.flatnonzero(rng.random(n) < 0.3):
         end = rng.integers(0, k)  # a list that is not full ends with the element itself
         ids[node, end:], sims[node, end:] = node, 0.0
-    indptr, indices, weights = np.empty(n + 1, np.uint64), np.empty(n * k, np.uint32), np.empty(n * k)
-    fill_whole_affinity(ids, sims, gamma, indptr, indices, weights)
-    expected, count = rows_of_affinity(ids, sims, gamma, 0, n), int(indptr[-1])
+    start, stop = sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n))))
+    list_ptr, listers = np.empty(n + 1, np.uint64), np.empty(n * k, np.uint32)
+    turn_lists(ids, list_ptr, listers)
+    for i in range(n):
+        found = listers[int(list_ptr[i]) : int(list_ptr[i + 1])].tolist()
+        assert found == [lister for lister in range(n) for id in ids[lister] if id == i]
+    rows = stop - start
+    indptr, indices, weights = np.empty(rows + 1, np.uint64), np.empty(rows * k, np.uint32), np.empty(rows * k)
+    fill_affinity_of_listed(ids, sims, gamma, start, list_ptr, listers, indptr, indices, weights)
+    expected, count = rows_of_affinity(ids, sims, gamma, start, stop), int(indptr[-1])
     for found, part in zip((indptr, indices[:count], weights[:count].view(np.uint64)), expected, strict=True):
         np.testing.assert_array_equal(found, part.view(found.dtype))
 

@@ -15,7 +15,7 @@ from data import network, seeds_of_rng
 from suffuse.kernels.combine import combine_columns
 from suffuse.kernels.match import raise_to_best
 from suffuse.kernels.per_query import diffuse_early, diffuse_late, diffuse_whole, rank_positive
-from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_descending
+from suffuse.kernels.select import id_of, key_of, largest_first, score_of, sort_ascending, sort_descending
 from worlds import EXACT
 
 # --- select
@@ -45,10 +45,11 @@ def partitioned(keys, count, wanted):
 
 
 @numba.njit
-def sorted_part(keys, count):
-    keys = keys.copy()
-    sort_descending(keys, count)
-    return keys
+def sorted_parts(keys, count):
+    falling, rising = keys.copy(), keys.copy()
+    sort_descending(falling, count)
+    sort_ascending(rising, count)
+    return falling, rising
 
 
 positive_scores = st.floats(0, float(np.finfo(np.float32).max), exclude_min=True, width=32) | st.just(np.inf)
@@ -91,12 +92,19 @@ def test_the_wanted_largest_keys_come_first_and_the_rest_is_not_touched(seed, n,
     np.testing.assert_array_equal(found[count:], keys[count:])
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=40), st.data())
-def test_the_first_keys_are_sorted_largest_first_and_the_rest_is_not_touched(numbers, data):
+# Keys differ in all of their bits, in few, or not at all.
+any_numbers = st.sampled_from([2**64 - 1, 2**17 - 1, 0b1001 << 40, 0]).flatmap(
+    lambda bits: st.lists(st.integers(0, 2**64 - 1).map(lambda number: number & bits), min_size=1, max_size=80)
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(any_numbers, st.data())
+def test_the_first_keys_are_sorted_and_the_rest_is_not_touched(numbers, data):
     count = data.draw(st.integers(0, len(numbers)))
-    found = sorted_part(np.array(numbers, np.uint64), count)
-    assert found.tolist() == sorted(numbers[:count], reverse=True) + numbers[count:]
+    falling, rising = sorted_parts(np.array(numbers, np.uint64), count)
+    assert falling.tolist() == sorted(numbers[:count], reverse=True) + numbers[count:]
+    assert rising.tolist() == sorted(numbers[:count]) + numbers[count:]
 
 
 # --- combine

@@ -16,7 +16,7 @@ from suffuse.arrays import sha256_of
 from suffuse.errors import IndexBroken
 from suffuse.manifest import Manifest
 from suffuse.params import Params
-from suffuse.segments import Segment, empty_segment, merged, read_segments, segment_types, write_segment
+from suffuse.segments import Segment, empty_segment, merged, read_segments, segment_types, stale_after, write_segment
 
 ELEMENTS, IMAGES, D, NEXT = 9, 6, 4, 50
 NAME = "segment-000002.npz"
@@ -362,3 +362,11 @@ def test_a_segment_of_another_index_is_refused(tmp_path):
     manifest = manifest_of(dataclasses.replace(params, k=4), regional, [described])
     with pytest.raises(IndexBroken, match="does not fit the index: list_ids has the shape"):
         read_segments(tmp_path, manifest)
+
+
+@settings(deadline=None, max_examples=100)
+@given(*[st.lists(st.integers(0, 12), unique=True) for _ in range(3)])
+def test_what_is_stale_is_what_was_and_was_not_solved_and_what_became_so(stale, solved, more):
+    found = stale_after(*(np.array(part, np.int32) for part in (stale, solved, more)))
+    assert found.dtype == np.int32
+    assert found.tolist() == sorted((set(stale) - set(solved)) | set(more))

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.codes import CodedColumns, Held, encode, kernel_view
+from suffuse.codes import CodedColumns, Held, encode, kernel_view, picked
 from suffuse.diffusion import Columns, columns, group_size, places_of
 from suffuse.graph import Graph, affinity, inverse, order_of_wanted, reordered, transition
-from suffuse.kernels.enter import enter_newcomers
+from suffuse.kernels.enter import enter_newcomers, find_above
 from suffuse.kernels.meet import meet_marked
-from suffuse.machine import cores
+from suffuse.machine import cores, on_every_core
 from suffuse.neighbors import (
     TILE,
     Features,
@@ -25,6 +25,7 @@ from suffuse.neighbors import (
     Neighbors,
     chosen,
     in_order,
+    largest_keys,
     nearest_of_shown,
     nearest_to_elements,
     nearest_to_rows,
@@ -36,8 +37,11 @@ from suffuse.neighbors import (
 )
 from suffuse.params import Params
 
-# Pairs whose similarity is computed at a time.
-_PAIRS = 1 << 14
+# Pairs whose similarity is computed at a time: so few that their rows stay in the cache.
+_PAIRS = 1 << 10
+
+# Blocks of columns that each thread solves: so many that none waits long for the others at the end.
+_BLOCKS = 16
 
 
 class Grown(NamedTuple):
@@ -81,20 +85,19 @@ def _products(
     # As in `neighbors.chosen`: a product only proposes.
     floors -= np.float32(4 * np.sqrt(features.shape[1]) * np.finfo(np.float32).eps)
     wanted = min(n, k + 8 if hidden.any() else k)  # a few more, for what is hidden
-    best = Lists(n - old, proposals(wanted, n))
-    near: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    for i in range(old, n, TILE):
-        rows = features[i : min(i + TILE, n)]
-        wide = max(TILE, TILE * TILE // len(rows))
-        for j in range(0, n, wide):
-            sims = product(rows, features[j : j + wide])
-            best.enter_rows(i - old, sims, j)
-            new, listing = np.nonzero(sims[:, : max(old - j, 0)] >= floors[j : j + wide])
-            near.append((listing + j, new + i))
-    entered, newcomers = (np.concatenate(part) for part in zip(*near, strict=True))
+    count = proposals(wanted, n)
+    wide = max(TILE, TILE * TILE // (n - old))
+
+    def compared(start: int, stop: int) -> _Compared:
+        with one_thread():
+            return _compare(features, old, range(start, stop, wide), floors, count)
+
+    parts = on_every_core(compared, n, wide)
+    best = largest_keys(np.concatenate([part.keys for part in parts], axis=1), count)
+    entered, newcomers = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
     order = np.argsort(newcomers, kind="stable")
     own_ids = np.arange(old, n, dtype=np.uint32)
-    own = chosen(features[old:], features, *unpacked(best.largest()), wanted, own_ids)
+    own = chosen(features[old:], features, *unpacked(best), wanted, own_ids)
     if hidden.any():
         shown = ~hidden[own.ids]
         if (shown.sum(axis=1) < min(k, n - int(hidden.sum()))).any():
@@ -102,6 +105,40 @@ def _products(
         else:
             own = in_order(own, np.argsort(~shown, axis=1, kind="stable")[:, : min(k, n - int(hidden.sum()))])
     return own, entered[order], newcomers[order]
+
+
+class _Compared(NamedTuple):
+    """What the products of the new elements with some of all elements show."""
+
+    keys: NDArray[np.uint64]  # (new, count), the nearest to each new one
+    entered: NDArray[np.int64]  # (p,), older elements, and
+    newcomers: NDArray[np.int64]  # (p,), a new one that is above the floor of each; for each of them in order
+
+
+def _compare(features: Features, old: int, columns: range, floors: NDArray[np.float32], count: int) -> _Compared:
+    """Compare the elements from `old` on with those of `columns`, whose step is how many are compared at a time."""
+    n = len(features)
+    best = Lists(n - old, count)
+    near: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    for i in range(old, n, TILE):
+        for j in columns:
+            sims = product(features[i : i + TILE], features[j : min(j + columns.step, columns.stop)])
+            best.enter_rows(i - old, sims, j)
+            new, listing = _above(sims, floors[j : j + sims.shape[1]])
+            near.append((listing + j, new + i))
+    entered, newcomers = (np.concatenate(part) for part in zip(*near, strict=True))
+    return _Compared(best.largest(), entered, newcomers)
+
+
+def _above(sims: NDArray[np.float32], floors: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places (rows, columns) of what is not below the floor of its column, row by row."""
+    room = max(sims.size // 64, 1)
+    while True:
+        rows, columns = np.empty(room, np.uint32), np.empty(room, np.uint32)
+        found = find_above(sims, floors, rows, columns)
+        if found <= room:
+            return rows[:found].astype(np.int64), columns[:found].astype(np.int64)
+        room = found
 
 
 def _similarities(features: Features, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -117,7 +154,8 @@ def _similarities(features: Features, a: NDArray[np.int64], b: NDArray[np.int64]
 def alpha_s_of(lists: Neighbors, params: Params) -> Graph:
     """alpha S (eq. 2) of the graph of these lists."""
     s = transition(affinity(lists, params.gamma))
-    return s._replace(weights=params.alpha * s.weights)
+    np.multiply(params.alpha, s.weights, out=s.weights)
+    return s
 
 
 def neighbors_in(graph: Graph, nodes: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -163,7 +201,7 @@ def solve(
         return encode(block) if params.values == "uint8" else block
 
     threads = cores()
-    step = -(-count // (4 * threads * group)) * group
+    step = -(-count // (_BLOCKS * threads * group)) * group
     with ThreadPoolExecutor(threads) as pool:
         blocks = list(pool.map(solved, range(0, count, step)))
     return order[:count].astype(np.int32), _joined(blocks)
@@ -176,9 +214,17 @@ def _joined(blocks: list[Columns | CodedColumns]) -> Columns | CodedColumns:
     return type(blocks[0])(**fields)
 
 
-def concerned(stored: Held, nodes: NDArray[np.int64], reach: int) -> NDArray[np.bool_]:
-    """Which columns hold an entry of one of these nodes; columns hold ids below `reach`."""
-    marked, met = np.zeros(reach, np.uint8), np.empty(len(stored.starts), np.uint8)
+def concerned(stored: Held, nodes: NDArray[np.int64], reach: int, known: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The columns that hold an entry of one of these nodes, and `known` ones; columns hold ids below `reach`."""
+    marked, is_known = np.zeros(reach, np.uint8), np.zeros(len(stored.starts), bool)
     marked[nodes[nodes < reach]] = 1
-    meet_marked(*map(kernel_view, stored), marked, met)
-    return met.astype(bool)
+    is_known[known] = True
+    asked = np.flatnonzero(~is_known)
+    met = np.empty(len(asked), np.uint8)
+
+    def some(start: int, stop: int) -> None:
+        meet_marked(*map(kernel_view, picked(stored, asked[start:stop])), marked, met[start:stop])
+
+    on_every_core(some, len(asked))
+    is_known[asked] = met
+    return np.flatnonzero(is_known)

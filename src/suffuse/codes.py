@@ -23,14 +23,9 @@ class CodedColumns(NamedTuple):
 def encode(columns: Columns) -> CodedColumns:
     """Code columns of float32; entries below 2 ** -16 of their column's largest are left out."""
     count = len(columns.indptr) - 1
-    lengths = np.diff(columns.indptr)
-    width = max(int(lengths.max(initial=0)), 1)
-    rows, values = np.zeros((count, width), np.uint32), np.zeros((count, width), np.float32)
-    stored = np.arange(width) < lengths[:, None]
-    rows[stored], values[stored] = columns.rows.view(np.uint32), columns.values
     codes = np.empty(TAIL_LEVELS * count + (LONGEST + 1) * len(columns.rows), np.uint8)
     scales, kept, ends = np.empty(count, np.float32), np.empty(count, np.int64), np.empty(count, np.int64)
-    encode_columns(rows, values, lengths, codes, scales, kept, ends)
+    encode_columns(columns.rows.view(np.uint32), columns.values, columns.indptr, codes, scales, kept, ends)
     indptr = np.concatenate([[0], ends])
     return CodedColumns(indptr, codes[: indptr[-1]].copy(), scales, kept, columns.residuals)
 
@@ -50,6 +45,12 @@ class Held(NamedTuple):
 def held(indptr: NDArray[np.int64], entries: NDArray[Any], values: NDArray[Any]) -> Held:
     """Columns that follow each other."""
     return Held(indptr[:-1], indptr[1:], entries, values)
+
+
+def picked(columns: Held, ids: NDArray[np.integer]) -> Held:
+    """These columns alone; nothing of them is copied."""
+    values = columns.values[ids] if columns.entries.dtype == np.uint8 else columns.values
+    return Held(columns.starts[ids], columns.stops[ids], columns.entries, values)
 
 
 def kernel_view(array: NDArray[Any]) -> NDArray[Any]:

@@ -77,9 +77,9 @@ def columns(
     )  # fmt: skip
     if owners is not None:
         rows, values, lengths = _pool(rows, values, lengths, owners, min(params.keep, solved))
-    stored = np.arange(rows.shape[1]) < lengths[:, None]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    return Columns(indptr, rows[stored].view(np.int32), values[stored].astype(dtype), residuals)
+    packed = _packed(values, lengths).astype(dtype, copy=False)
+    return Columns(indptr, _packed(rows, lengths).view(np.int32), packed, residuals)
 
 
 def group_size(params: Params) -> int:
@@ -121,6 +121,13 @@ def _without_repeats(supports: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], 
     if repeated.any():
         supports = np.take_along_axis(supports, np.argsort(repeated, axis=1, kind="stable"), axis=1)
     return supports, (~repeated).sum(axis=1)
+
+
+def _packed(table: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[Any]:
+    """The first lengths[i] entries of each row, one row after the other."""
+    width = table.shape[1]
+    # Most blocks have no short column, and need no copy.
+    return table.reshape(-1) if (lengths == width).all() else table[np.arange(width) < lengths[:, None]]
 
 
 def _pool(

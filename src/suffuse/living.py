@@ -29,7 +29,7 @@ from suffuse.features import apply_whitening, check_matrix, check_owners, unit_r
 from suffuse.items import check_items, encode_items
 from suffuse.manifest import LIST_FILES, Manifest, base_of, column_files, read_manifest, write_manifest
 from suffuse.neighbors import Features
-from suffuse.segments import Extent, Segment, empty_segment, merged, misfit, read_segments, write_segment
+from suffuse.segments import Extent, Segment, empty_segment, merged, misfit, read_segments, stale_after, write_segment
 from suffuse.stages import Progress
 from suffuse.store import check_files, is_pooled, open_index
 from suffuse.writing import only_writer, remove_leftovers
@@ -225,8 +225,8 @@ class _Writer:
         touched = touched_nodes(before, grown, graph)
         met = touched if not pooled else np.unique(stored.owners[touched[touched < old]])  # type: ignore[index]
         reach = stored.ids.count if pooled else old
-        stale = np.union1d(stored.stale, np.flatnonzero(concerned(stored.columns, met, reach)))
-        stale = np.setdiff1d(stale, order)
+        known = np.concatenate([stored.stale, order[order < old]])
+        stale = stale_after(concerned(stored.columns, met, reach, known), order, order[:0])
         changed = np.concatenate([grown.changed, new])
         segment = segment._replace(
             list_of=changed.astype(np.int32),
@@ -236,7 +236,7 @@ class _Writer:
             column_indptr=solved.indptr,
             column_entries=solved[1],
             column_values=solved[2],
-            stale=stale[~hidden[stale]].astype(np.int32),
+            stale=stale[~hidden[stale]],
         )
         if stored.images is not None and owners is not None:
             segment = self._with_images(segment, owners, places)
@@ -280,13 +280,13 @@ class _Writer:
         if stored.owners is not None and not is_pooled(stored):
             nodes = np.flatnonzero(np.isin(stored.owners, places))
         reach = stored.ids.count if is_pooled(stored) else len(stored.features)
-        stale = np.union1d(segment.stale, stored.stale)
-        stale = np.union1d(stale, np.flatnonzero(concerned(stored.columns, nodes, reach)))
-        stale = np.setdiff1d(stale, segment.column_of)
+        known = np.concatenate([stored.stale, segment.column_of])
+        met = concerned(stored.columns, nodes, reach, known[known < len(stored.features)])
+        stale = stale_after(np.concatenate([met, segment.stale]), segment.column_of, segment.stale[:0])
         owners = stored.owners
         hidden = self._hidden_elements(segment._replace(ids=segment.ids[:0]), owners, stored.ids.count)
         stale = stale[(stale >= len(hidden)) | ~hidden[np.minimum(stale, len(hidden) - 1)]]
-        return segment._replace(stale=stale.astype(np.int32))
+        return segment._replace(stale=stale)
 
     def _commit_segment(self, segment: Segment, next_id: int) -> Manifest:
         """Write the segment, together with older ones that are not much larger, so that there are never many."""
@@ -294,7 +294,7 @@ class _Writer:
         extent = Extent(len(self._stored.features) + len(segment.features), self._stored.ids.count + len(segment.ids))
         kept = list(manifest.segments)
         size = max(_SMALL, sum(array.nbytes for array in segment))
-        if kept:
+        if kept and kept[-1]["bytes"] <= 2 * size:
             older, _ = read_segments(directory, manifest)
             while kept and kept[-1]["bytes"] <= 2 * size:
                 size += kept.pop()["bytes"]
@@ -332,7 +332,7 @@ class _Writer:
 
     def _summary(self, segment: Segment, manifest: Manifest, lists: int, solved: int) -> ChangeSummary:
         stored, rebuilt = self._stored, manifest.base != self._manifest.base
-        stale = np.union1d(np.setdiff1d(stored.stale, segment.column_of), segment.stale)
+        stale = stale_after(stored.stale, segment.column_of, segment.stale)
         return ChangeSummary(
             ids=segment.ids,
             removed=len(segment.removed),

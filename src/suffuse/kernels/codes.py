@@ -13,6 +13,7 @@ A varint is LEB128: seven bits a byte, the lowest first, the high bit set in all
 import numpy as np
 
 from suffuse.kernels.jit import compiled, f4, f8, helper, i8, readonly, u1, u4, u8, void, writable
+from suffuse.kernels.select import sort_ascending
 
 # Entries that the second look reads: these are coded finely.
 HEAD = 20
@@ -104,8 +105,9 @@ def _write_varint(number, codes, place):
 def _write_entries(keys, count, in_head, codes, place):
     """Code `count` keys, id << 8 | level, in the order of their ids; returns where the next byte goes."""
     previous = u8(0)
-    for key in np.sort(keys[:count]):
-        id, level = key >> u8(8), key & u8(255)
+    sort_ascending(keys, count)
+    for k in range(u8(count)):
+        id, level = keys[k] >> u8(8), keys[k] & u8(255)
         if in_head:
             place = _write_varint(id - previous, codes, place)
             codes[place] = u1(level)
@@ -131,32 +133,35 @@ def _fit_levels(depths, parts, levels):
         levels[part] = u1(np.rint(sums[part] / counts[part])) if counts[part] > f8(0.0) else u1(0)
 
 
-@compiled(void(readonly(u4, 2), readonly(f4, 2), readonly(i8), writable(u1), writable(f4), writable(i8), writable(i8)))
-def encode_columns(rows, values, lengths, codes, scales, stored, out):
-    """Code the columns rows[c, :lengths[c]], whose values are above 0 and the largest first; column c ends at out[c].
+@compiled(void(readonly(u4), readonly(f4), readonly(i8), writable(u1), writable(f4), writable(i8), writable(i8)))
+def encode_columns(rows, values, indptr, codes, scales, stored, out):
+    """Code columns that follow each other, whose values are above 0 and the largest first; column c ends at out[c].
 
     Entries below scale * 2 ** (-255.5 / STEPS) are left out; stored[c] = how many are not. `codes` has room for
     TAIL_LEVELS bytes a column and LONGEST + 1 an entry.
     """
-    depths, keys = np.empty(rows.shape[1], np.float64), np.empty(rows.shape[1], np.uint64)
-    parts = np.empty(rows.shape[1], np.uint8)
+    longest = 0
+    for column in range(u8(out.shape[0])):
+        longest = max(longest, indptr[column + u8(1)] - indptr[column])
+    depths, keys, parts = np.empty(longest, np.float64), np.empty(longest, np.uint64), np.empty(longest, np.uint8)
     place = u8(0)
-    for column in range(u8(rows.shape[0])):
-        scale = values[column, 0] if lengths[column] > 0 else f4(0.0)
+    for column in range(u8(out.shape[0])):
+        first, length = u8(indptr[column]), u8(indptr[column + u8(1)] - indptr[column])
+        scale = values[first] if length > u8(0) else f4(0.0)
         count = u8(0)
-        while count < u8(lengths[column]):
-            depths[count] = np.log2(f8(scale) / f8(values[column, count])) * f8(STEPS)
+        while count < length:
+            depths[count] = np.log2(f8(scale) / f8(values[first + count])) * f8(STEPS)
             if not np.rint(depths[count]) < f8(_LEVELS):
                 break
             count += u8(1)
         head = min(count, u8(HEAD))
         for entry in range(head):
-            keys[entry] = u8(rows[column, entry]) << u8(8) | u8(np.rint(depths[entry]))
+            keys[entry] = u8(rows[first + entry]) << u8(8) | u8(np.rint(depths[entry]))
         place = _write_entries(keys, head, True, codes, place)
         if count > head:
             _fit_levels(depths[head:count], parts, codes[place : place + u8(TAIL_LEVELS)])
             for entry in range(head, count):
-                keys[entry - head] = u8(rows[column, entry]) << u8(8) | u8(parts[entry - head])
+                keys[entry - head] = u8(rows[first + entry]) << u8(8) | u8(parts[entry - head])
             place = _write_entries(keys, count - head, False, codes, place + u8(TAIL_LEVELS))
         scales[column], stored[column], out[column] = scale, i8(count), i8(place)
 

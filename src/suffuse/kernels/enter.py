@@ -1,7 +1,10 @@
-"""New elements enter k-NN lists: each takes its place, and the last one falls out."""
+"""New elements enter k-NN lists: who is near enough; each takes its place, and the last one falls out."""
 
 from suffuse.kernels.codes import EMPTY
-from suffuse.kernels.jit import compiled, f4, readonly, u4, u8, void, writable
+from suffuse.kernels.jit import compiled, f4, i8, readonly, u4, u8, void, writable
+
+# Entries that are compared at once.
+_LANES = 64
 
 
 @compiled(void(readonly(u4), readonly(u4), readonly(f4), writable(u4, 2), writable(f4, 2), writable(u4)))
@@ -30,3 +33,28 @@ def enter_newcomers(lists, newcomers, new_sims, ids, sims, out):
             ids[row, place], sims[row, place] = ids[row, place - u8(1)], sims[row, place - u8(1)]
             place -= u8(1)
         ids[row, place], sims[row, place] = newcomers[p], sim
+
+
+@compiled(i8(readonly(f4, 2), readonly(f4), writable(u4), writable(u4)))
+def find_above(sims, floors, rows, columns):
+    """All places with sims[row, column] >= floors[column], row by row, as many as there is room for; returns how many.
+
+    Floors are those of the first columns; there may be more columns.
+    """
+    width, room, count = u8(floors.shape[0]), u8(rows.shape[0]), u8(0)
+    for row in range(u8(sims.shape[0])):
+        for start in range(u8(0), width, u8(_LANES)):
+            stop = min(start + u8(_LANES), width)
+            if stop - start == u8(_LANES):
+                # Counted in float32, which the compiler turns into vectors: nearly always there is none.
+                above = f4(0.0)
+                for lane in range(u8(_LANES)):
+                    above += f4(1.0) if sims[row, start + lane] >= floors[start + lane] else f4(0.0)
+                if above == f4(0.0):
+                    continue
+            for column in range(start, stop):
+                if sims[row, column] >= floors[column]:
+                    if count < room:
+                        rows[count], columns[count] = u4(row), u4(column)
+                    count += u8(1)
+    return i8(count)

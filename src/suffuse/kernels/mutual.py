@@ -49,43 +49,44 @@ def fill_affinity(ids, sims, gamma, start, indptr, indices, out):
         indptr[row + u8(1)] = end
 
 
-@helper
-def _listers(ids):
-    """Who lists each element: list_ptr[i]:list_ptr[i + 1] of the second array, ascending."""
+@compiled(void(readonly(u4, 2), writable(u8), writable(u4)))
+def turn_lists(ids, list_ptr, out):
+    """Who lists each element: element i is listed by out[list_ptr[i]:list_ptr[i + 1]], ascending."""
     nodes, k = u8(ids.shape[0]), u8(ids.shape[1])
-    ends, listers = np.zeros(nodes + u8(1), np.uint64), np.empty(nodes * k, np.uint32)
+    list_ptr[:] = u8(0)
     for node in range(nodes):
         for position in range(k):
-            ends[u8(ids[node, position]) + u8(1)] += u8(1)
+            list_ptr[u8(ids[node, position]) + u8(1)] += u8(1)
     for node in range(nodes):
-        ends[node + u8(1)] += ends[node]
-    free = ends.copy()
+        list_ptr[node + u8(1)] += list_ptr[node]
+    free = list_ptr.copy()
     for node in range(nodes):
         for position in range(k):
             other = u8(ids[node, position])
-            listers[free[other]] = u4(node)
+            out[free[other]] = u4(node)
             free[other] += u8(1)
-    return ends, listers
 
 
-@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, writable(u8), writable(u4), writable(f8)))
-def fill_whole_affinity(ids, sims, gamma, indptr, indices, out):
-    """The same as `fill_affinity` of all rows, several times faster, for which it holds all lists turned round.
+_LISTERS = (readonly(u8), readonly(u4))
+
+
+@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, i8, *_LISTERS, writable(u8), writable(u4), writable(f8)))
+def fill_affinity_of_listed(ids, sims, gamma, start, list_ptr, listers, indptr, indices, out):
+    """The same as `fill_affinity`, several times faster, for which it needs all lists turned round.
 
     Where node and other list each other, other is among the listers of node: no list of another node is looked through.
     """
-    list_ptr, listers = _listers(ids)
     lister_of = np.full(ids.shape[0], 0xFFFFFFFF, np.uint32)
     indptr[0] = u8(0)
-    for node in range(u8(ids.shape[0])):
-        end = indptr[node]
+    for row in range(u8(indptr.shape[0] - 1)):
+        node, end = u8(start) + row, indptr[row]
         for place in range(list_ptr[node], list_ptr[node + u8(1)]):
             lister_of[u8(listers[place])] = u4(node)
         for position in range(u8(ids.shape[1])):
             other = ids[node, position]
             if other != u4(node) and lister_of[u8(other)] == u4(node):
-                end = _enter(other, _affinity(sims[node, position], gamma), indptr[node], end, indices, out)
-        indptr[node + u8(1)] = end
+                end = _enter(other, _affinity(sims[node, position], gamma), indptr[row], end, indices, out)
+        indptr[row + u8(1)] = end
 
 
 @compiled(void(readonly(u8), readonly(f8), writable(f8)))

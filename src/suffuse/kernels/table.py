@@ -9,7 +9,7 @@ compiled.
 import numpy as np
 from numba.extending import overload
 
-from suffuse.kernels.codes import BROKEN, EMPTY, OUTSIDE, most_entries, read_column
+from suffuse.kernels.codes import BROKEN, EMPTY, HEAD, OUTSIDE, most_entries, read_column
 from suffuse.kernels.jit import f8, helper, i8, u1, u2, u4, u8
 
 
@@ -38,6 +38,10 @@ def room(starts, stops, entries, column):
 
 def read(starts, stops, entries, values, column, ids, numbers):
     """Write the entries of a column that lies inside to ids and numbers, and return how many, or BROKEN."""
+
+
+def read_head(starts, stops, entries, values, column, ids, numbers):
+    """The same for no more than its HEAD largest entries."""
 
 
 @helper
@@ -74,6 +78,29 @@ def _read_coded(starts, stops, entries, values, column, ids, numbers):
 @overload(read)
 def _read_compiled(starts, stops, entries, values, column, ids, numbers):
     chosen = _read_coded if entries.dtype == u1 else _read_plain
+    return lambda starts, stops, entries, values, column, ids, numbers: chosen(
+        starts, stops, entries, values, column, ids, numbers
+    )
+
+
+@helper
+def _read_head_plain(starts, stops, entries, values, column, ids, numbers):
+    first = u8(starts[column])
+    count = min(u8(stops[column]) - first, u8(HEAD))
+    for entry in range(count):
+        ids[entry], numbers[entry] = entries[first + entry], number(values[first + entry])
+    return count
+
+
+@helper
+def _read_head_coded(starts, stops, entries, values, column, ids, numbers):
+    start, stop = u8(starts[column]), u8(stops[column])
+    return read_column(entries, start, stop, f8(values[column]), True, ids, numbers)
+
+
+@overload(read_head)
+def _read_head_compiled(starts, stops, entries, values, column, ids, numbers):
+    chosen = _read_head_coded if entries.dtype == u1 else _read_head_plain
     return lambda starts, stops, entries, values, column, ids, numbers: chosen(
         starts, stops, entries, values, column, ids, numbers
     )
