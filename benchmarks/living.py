@@ -104,16 +104,24 @@ def _whitened(features: NDArray[Any], queries: NDArray[Any], power: float | None
     return gallery, asked
 
 
+# What is added at once, and how often.
+_BATCHES, _REPETITIONS = (1, 100, 1000), 3
+
+
 def cost(n: int, dimensions: int, seed: int) -> list[dict[str, Any]]:
     """Seconds of each kind of change, as shares of a build."""
-    features = manifold(n + 2000, dimensions, rng=np.random.default_rng(seed)).features
+    features = manifold(n + _REPETITIONS * sum(_BATCHES), dimensions, rng=np.random.default_rng(seed)).features
     rows: list[dict[str, Any]] = []
     whole: dict[str, float] = {}
 
-    def timed(what: str, work: Callable[[], Any]) -> Any:
-        wall, cpu = time.perf_counter(), _cpu()
-        result = work()
-        taken = {"wall s": time.perf_counter() - wall, "CPU s": _cpu() - cpu}
+    def timed(what: str, *works: Callable[[], Any]) -> Any:
+        """The median of each kind of seconds; what the last one returns."""
+        times = []
+        for work in works:
+            wall, cpu = time.perf_counter(), _cpu()
+            result = work()
+            times.append((time.perf_counter() - wall, _cpu() - cpu))
+        taken = dict(zip(("wall s", "CPU s"), np.median(times, axis=0).tolist(), strict=True))
         whole.update({} if whole else taken)
         rows.append(
             {"change": what, **taken} | {f"% of build, {kind}": 100 * taken[kind] / whole[kind] for kind in taken}
@@ -126,10 +134,11 @@ def cost(n: int, dimensions: int, seed: int) -> list[dict[str, Any]]:
         _warm(Path(work) / "warm.index", dimensions)
         timed(f"build of {n:,}", lambda: build(features[:n], path, Params()))
         index = Index.open(path)
-        for count in (1, 100, 1000):
-            batch = features[end : end + count]
-            end += count
-            summary = timed(f"add {count:,}", functools.partial(index.add, batch))
+        for count in _BATCHES:
+            # One after the other: these take a second or two, and so does what else goes on in a machine.
+            batches = [features[end + count * place : end + count * (place + 1)] for place in range(_REPETITIONS)]
+            end += count * _REPETITIONS
+            summary = timed(f"add {count:,}", *(functools.partial(index.add, batch) for batch in batches))
             rows[-1] |= {"solved": summary.solved, "stale": summary.stale}
         timed("remove 100", lambda: index.remove(np.arange(100)))
         timed("compact", index.compact)
