@@ -11,7 +11,9 @@ of what a build takes, all in one run; synthetic features.
 
 import argparse
 import functools
+import os
 import resource
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -104,45 +106,55 @@ def _whitened(features: NDArray[Any], queries: NDArray[Any], power: float | None
     return gallery, asked
 
 
-# What is added at once, and how often.
-_BATCHES, _REPETITIONS = (1, 100, 1000), 3
+# How often each change is made: it takes a second or two, and so does what else goes on in a machine.
+_REPETITIONS = 3
 
 
 def cost(n: int, dimensions: int, seed: int) -> list[dict[str, Any]]:
-    """Seconds of each kind of change, as shares of a build."""
-    features = manifold(n + _REPETITIONS * sum(_BATCHES), dimensions, rng=np.random.default_rng(seed)).features
-    rows: list[dict[str, Any]] = []
-    whole: dict[str, float] = {}
+    """Seconds of each kind of change, the median of several, as shares of those of builds before and after them."""
+    features = manifold(n + 1000, dimensions, rng=np.random.default_rng(seed)).features
 
-    def timed(what: str, *works: Callable[[], Any]) -> Any:
-        """The median of each kind of seconds; what the last one returns."""
-        times = []
-        for work in works:
-            wall, cpu = time.perf_counter(), _cpu()
-            result = work()
-            times.append((time.perf_counter() - wall, _cpu() - cpu))
-        taken = dict(zip(("wall s", "CPU s"), np.median(times, axis=0).tolist(), strict=True))
-        whole.update({} if whole else taken)
-        rows.append(
-            {"change": what, **taken} | {f"% of build, {kind}": 100 * taken[kind] / whole[kind] for kind in taken}
-        )
-        print(rows[-1], flush=True)
-        return result
+    def adding(count: int) -> Callable[[Index], Any]:
+        return lambda index: index.add(features[n : n + count])
 
+    changes = {f"add {count:,}": adding(count) for count in (1, 100, 1000)}
+    changes["remove 100"] = lambda index: index.remove(np.arange(100))
+    taken: dict[str, list[tuple[float, float]]] = {what: [] for what in ("build", *changes, "compact")}
+    summaries: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as work:
-        path, end = Path(work) / "cost.index", n
+        path = Path(work) / "cost.index"
         _warm(Path(work) / "warm.index", dimensions)
-        timed(f"build of {n:,}", lambda: build(features[:n], path, Params()))
-        index = Index.open(path)
-        for count in _BATCHES:
-            # One after the other: these take a second or two, and so does what else goes on in a machine.
-            batches = [features[end + count * place : end + count * (place + 1)] for place in range(_REPETITIONS)]
-            end += count * _REPETITIONS
-            summary = timed(f"add {count:,}", *(functools.partial(index.add, batch) for batch in batches))
-            rows[-1] |= {"solved": summary.solved, "stale": summary.stale}
-        timed("remove 100", lambda: index.remove(np.arange(100)))
-        timed("compact", index.compact)
-    return rows
+        taken["build"].append(_timed(lambda: build(features[:n], path, Params()))[0])
+        for repetition in range(_REPETITIONS):
+            for what, change in changes.items():
+                copy = Path(work) / f"{repetition} {what}"
+                # Links: a change never writes to a file that is there.
+                shutil.copytree(path, copy, copy_function=os.link)
+                index = Index.open(copy)
+                seconds, summaries[what] = _timed(functools.partial(change, index))
+                taken[what].append(seconds)
+            index.add(features[n:])
+            taken["compact"].append(_timed(index.compact)[0])
+        taken["build"].append(_timed(lambda: build(features[:n], Path(work) / "again.index", Params()))[0])
+    print(taken)
+    return [_row(what, times, taken["build"], summaries.get(what)) for what, times in taken.items()]
+
+
+def _timed(work: Callable[[], Any]) -> tuple[tuple[float, float], Any]:
+    """Wall and CPU seconds, and what came of it."""
+    wall, cpu = time.perf_counter(), _cpu()
+    result = work()
+    return (time.perf_counter() - wall, _cpu() - cpu), result
+
+
+def _row(
+    what: str, times: list[tuple[float, float]], builds: list[tuple[float, float]], summary: Any
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"change": what}
+    seconds, whole = np.median(times, axis=0), np.mean(builds, axis=0)
+    for place, kind in enumerate(("wall", "CPU")):
+        row |= {f"{kind} s": float(seconds[place]), f"% of build, {kind}": float(100 * seconds[place] / whole[place])}
+    return row if summary is None else row | {"solved": summary.solved, "stale": summary.stale}
 
 
 def _warm(path: Path, dimensions: int) -> None:

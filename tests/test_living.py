@@ -243,28 +243,6 @@ def test_an_id_is_never_given_twice(tmp_path):
     assert Index.open(tmp_path / "living").manifest.next_id == 29
 
 
-def test_segments_that_stay_as_they_are_do_what_merged_ones_do(tmp_path, monkeypatch):
-    rng = np.random.default_rng(18)
-    features = rows(rng, 80)
-    found = []
-    for large in (1 << 24, 0):  # with 0, every segment counts as large
-        monkeypatch.setattr(suffuse.segments, "_LARGE", large)
-        path = tmp_path / f"{large}"
-        build(features[:50], path, KINDS["coded"])
-        index = Index.open(path)
-        for start in range(50, 80, 5):
-            index.add(features[start : start + 5])
-            index.remove([start - 50])
-        found.append((len(index.manifest.segments), index))
-    (few, merged), (many, apart) = found
-    assert few < 3 < many <= 12
-    assert merged.stale == apart.stale
-    for method in ("diffusion", "knn"):
-        hits = (index.search(features, 20, method=method) for index in (merged, apart))
-        for a, b in zip(*hits, strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
 def test_many_small_changes_leave_few_segments(tmp_path):
     rng = np.random.default_rng(8)
     features = rows(rng, 100)

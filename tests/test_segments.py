@@ -16,16 +16,7 @@ from suffuse.arrays import sha256_of
 from suffuse.errors import IndexBroken
 from suffuse.manifest import Manifest
 from suffuse.params import Params
-from suffuse.segments import (
-    Segment,
-    empty_segment,
-    merged,
-    read_segments,
-    segment_types,
-    segments_left,
-    stale_after,
-    write_segment,
-)
+from suffuse.segments import Segment, empty_segment, merged, read_segments, segment_types, stale_after, write_segment
 
 ELEMENTS, IMAGES, D, NEXT = 9, 6, 4, 50
 NAME = "segment-000002.npz"
@@ -379,25 +370,3 @@ def test_what_is_stale_is_what_was_and_was_not_solved_and_what_became_so(stale, 
     found = stale_after(*(np.array(part, np.int32) for part in (stale, solved, more)))
     assert found.dtype == np.int32
     assert found.tolist() == sorted((set(stale) - set(solved)) | set(more))
-
-
-@settings(max_examples=200)
-@given(st.lists(st.integers(1, 1 << 27), min_size=1, max_size=300))
-def test_there_are_never_many_segments_and_nothing_is_written_again_often(sizes):
-    older, written = [], 0
-    for size in sizes:
-        left = segments_left(older, size)
-        taken = sum(older[left:])
-        older = [*older[:left], size + taken]
-        written += size + taken
-    assert sum(older) == sum(sizes)
-    most = np.log2(sum(sizes)) + 1
-    assert len(older) <= 8 + most
-    assert written <= sum(sizes) * (2 + most)
-
-
-def test_large_segments_stay_until_there_are_many():
-    large = 50 << 20
-    assert [segments_left([large] * count, large) for count in range(10)] == [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
-    assert segments_left([large, 1 << 20], 1 << 20) == 1
-    assert segments_left([large] * 8 + [1 << 10], 1 << 10) == 8

@@ -29,23 +29,16 @@ from suffuse.features import apply_whitening, check_matrix, check_owners, unit_r
 from suffuse.items import check_items, encode_items
 from suffuse.manifest import LIST_FILES, Manifest, base_of, column_files, read_manifest, write_manifest
 from suffuse.neighbors import Features
-from suffuse.segments import (
-    Extent,
-    Segment,
-    empty_segment,
-    merged,
-    misfit,
-    read_segments,
-    segments_left,
-    stale_after,
-    write_segment,
-)
+from suffuse.segments import Extent, Segment, empty_segment, merged, misfit, read_segments, stale_after, write_segment
 from suffuse.stages import Progress
 from suffuse.store import check_files, is_pooled, open_index
 from suffuse.writing import only_writer, remove_leftovers
 
 Mode = Literal["fast", "exact"]
 MODES = ("fast", "exact")
+
+# Bytes of a segment below which its size does not matter: it is always written together with other small ones.
+_SMALL = 1 << 16
 
 # The files of the base that a fast change reads whole; damage of them would enter the segment.
 _READ_ALWAYS = ("indptr.npy", "owners.npy", "ids.npy")
@@ -296,14 +289,16 @@ class _Writer:
         return segment._replace(stale=stale)
 
     def _commit_segment(self, segment: Segment, next_id: int) -> Manifest:
-        """Write the segment, together with older ones, so that there are never many."""
+        """Write the segment, together with older ones that are not much larger, so that there are never many."""
         manifest, directory = self._manifest, self._directory
         extent = Extent(len(self._stored.features) + len(segment.features), self._stored.ids.count + len(segment.ids))
         kept = list(manifest.segments)
-        left = segments_left([described["bytes"] for described in kept], sum(array.nbytes for array in segment))
-        if left < len(kept):
+        size = max(_SMALL, sum(array.nbytes for array in segment))
+        if kept and kept[-1]["bytes"] <= 2 * size:
             older, _ = read_segments(directory, manifest)
-            segment, kept = merged([*older[left:], segment]), kept[:left]
+            while kept and kept[-1]["bytes"] <= 2 * size:
+                size += kept.pop()["bytes"]
+                segment = merged([older[len(kept)], segment])
         generation = manifest.generation + 1
         now = dataclasses.replace(manifest, generation=generation, next_id=next_id, version=3)
         if what := misfit(segment, now, extent):

@@ -20,9 +20,6 @@ from suffuse.errors import IndexBroken
 from suffuse.manifest import Manifest
 from suffuse.params import Params
 
-# Bytes below which the size of a segment does not matter, and from which on it is large; and when there are many.
-_SMALL, _LARGE, _MANY = 1 << 16, 1 << 24, 8
-
 
 class Segment(NamedTuple):
     """What one change brought; arrays that it has nothing for are empty."""
@@ -77,19 +74,6 @@ def empty_segment(params: Params, width: int) -> Segment:
     for name in ("item_offsets", "column_indptr", "image_indptr"):
         arrays[name] = np.zeros(1, np.int64)
     return Segment(**arrays)
-
-
-def segments_left(older: Sequence[int], size: int) -> int:
-    """How many of the older segments, told by their bytes, stay when a new one of `size` bytes is written.
-
-    It takes in those before it that are at most twice its size: so there are never many, and nothing is written again
-    often. Large ones are left alone until there are many: to write them again takes as long as many a change.
-    """
-    left, size = len(older), max(size, _SMALL)
-    while left and older[left - 1] <= 2 * size and (older[left - 1] < _LARGE or left >= _MANY):
-        left -= 1
-        size += older[left]
-    return left
 
 
 def write_segment(directory: Path, name: str, segment: Segment) -> dict[str, Any]:
