@@ -118,8 +118,7 @@ def _local_cluster(workers: int) -> Iterator["Client"]:
 
     distributed = _load_distributed()
     # A build needs it in this process, too, which else would only wait until workers are there.
-    tasks = threading.Thread(target=importlib.import_module, args=[_TASKS])
-    tasks.start()
+    threading.Thread(target=importlib.import_module, args=[_TASKS]).start()
     with (
         dask.config.set(
             {
@@ -138,32 +137,27 @@ def _local_cluster(workers: int) -> Iterator["Client"]:
             dashboard_address="127.0.0.1:0",
             # A limit would count pages of mapped files, and end workers that hold nothing else.
             memory_limit=0,
-            scheduler_kwargs={"dashboard": False},  # it comes later
+            scheduler_kwargs={"dashboard": False},  # it comes when it is asked for
         ) as cluster,
-        _dashboard_soon(cluster, tasks),
         distributed.Client(cluster, set_as_default=False) as client,
     ):
+        _dashboard_when_asked_for(cluster.scheduler)
         yield client
 
 
-@contextlib.contextmanager
-def _dashboard_soon(cluster: Any, tasks: threading.Thread) -> Iterator[None]:
-    """Add the dashboard to a cluster that works already: its import takes a second, and the build's own go first."""
+def _dashboard_when_asked_for(scheduler: Any) -> None:
+    """Add the dashboard to a scheduler when its first page is asked for: its import takes a second of a core."""
+    application = scheduler.http_application
+    find_handler = application.find_handler
 
-    def add() -> None:
-        tasks.join()
+    def find_or_add(request: Any, **options: Any) -> Any:
+        application.find_handler = find_handler
         with contextlib.suppress(ImportError):  # a Dask without bokeh has none
-            from distributed.dashboard import scheduler as pages
+            pages: Any = importlib.import_module("distributed.dashboard.scheduler")
+            pages.connect(application, scheduler.http_server, scheduler)
+        return find_handler(request, **options)
 
-            scheduler = cluster.scheduler
-            cluster.loop.add_callback(pages.connect, scheduler.http_application, scheduler.http_server, scheduler)
-
-    adding = threading.Thread(target=add)
-    adding.start()
-    try:
-        yield
-    finally:
-        adding.join()
+    application.find_handler = find_or_add
 
 
 def _begin_to_import() -> None:
