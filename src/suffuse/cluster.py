@@ -51,13 +51,10 @@ _TASKS = "suffuse.blocks"
 # Whether new workers are forked from a process that has imported all they need. macOS's libraries do not bear it.
 _FORKS = sys.platform == "linux"
 
-# What Dask tells each new worker, for the process that they are forked from: one that has threads cannot be forked.
-_ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
-}
+# For the process that workers are forked from: one that has threads cannot be forked. Dask tells each new worker the
+# same, and to give freed memory back at once (MALLOC_TRIM_THRESHOLD_), which is left out here: every block of products
+# would take its memory from the system anew.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 _LOCAL = re.compile(r"local(?::([1-9][0-9]*))?")
 _ADDRESS = re.compile(r"(?!local:)(?:[a-z]+://)?[^\s/]+:[0-9]+")
