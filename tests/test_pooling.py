@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import suffuse
-from damage import write_signed
+from damage import change_array, put
 from data import clusters
 from indexes import stored_columns
 from suffuse import Index, IndexBroken, InvalidParams, Params
@@ -86,17 +86,9 @@ def test_keep_counts_images(regions, tmp_path):
 
 
 def test_verify_knows_that_ids_are_images(indexes, regions, tmp_path):
-    import hashlib
-    import json
-
     path = tmp_path / "damaged"
     suffuse.build(regions, path, WHOLE, owners=OWNERS)
-    rows = np.load(path / "rows.npy")
-    rows[4] = 30  # an element, but no image
-    np.save(path / "rows.npy", rows)
-    manifest = json.loads((path / "manifest.json").read_bytes())
-    manifest["files"]["rows.npy"]["sha256"] = hashlib.sha256((path / "rows.npy").read_bytes()).hexdigest()
-    write_signed(path, manifest)
+    change_array("rows.npy", put(4, 30), sign=True)(path)  # an element, but no image
     with pytest.raises(IndexBroken, match=r"rows\.npy holds an id outside 0\.\.29"):
         suffuse.verify(path)
     with pytest.raises(IndexBroken, match=r"rows\.npy"):

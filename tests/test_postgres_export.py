@@ -13,6 +13,7 @@ from psycopg import sql
 
 import indexes
 import suffuse
+from damage import change_array, put, sign_again
 from data import clusters, curves
 from postgres import LOCKED
 from suffuse import Index, IndexBroken, InvalidInput, InvalidParams, Params
@@ -146,9 +147,10 @@ def test_an_export_that_fails_leaves_the_old_one(server, two, tmp_path):
     export_index(two[0], server.url, "kept")
     before = tables(server, "kept")
     suffuse.build(curves(np.random.default_rng(0), N, D), tmp_path / "x", Params(k=8, keep=20, values="float32"))
-    damaged = np.load(tmp_path / "x" / "rows.npy", mmap_mode="r+")
-    damaged[-1] = N
-    damaged.flush()
+    change_array("rows.npy", put(-1, N))(tmp_path / "x")
+    with pytest.raises(IndexBroken, match=r"rows\.npy was changed or damaged"):
+        export_index(tmp_path / "x", server.url, "kept")
+    sign_again(tmp_path / "x")
     with pytest.raises(IndexBroken, match="ids that do not exist"):
         export_index(tmp_path / "x", server.url, "kept")
     for name, message in (({"name": "a\0b"}, "U\\+0000"), ({"name": "a", "b": ["\0"]}, "U\\+0000")):
