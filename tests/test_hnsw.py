@@ -12,7 +12,7 @@ from data import clusters, curves, duplicated, lattice, scattered, seeds_of_rng,
 from suffuse.errors import IndexBroken
 from suffuse.hnsw import HnswGraph, build_hnsw, nearest_by_hnsw
 from suffuse.kernels.hnsw import search_hnsw
-from suffuse.neighbors import load_faiss, nearest, proposals
+from suffuse.neighbors import load_faiss, nearest, one_thread, proposals
 from suffuse.pages import UNCHECKED
 
 
@@ -197,9 +197,8 @@ def test_elements_come_first_in_their_own_lists_and_the_rest_are_the_best_of_tho
     graph, k, room = build_hnsw(features, m=8), min(k, n), proposals(k, n)
     found = nearest_by_hnsw(features[own], features, graph, k, 300, own_ids=own)
     assert (found.ids[:, 0] == own).all()
-    for row, (element, ids) in enumerate(
-        zip(own.tolist(), proposed(features[own], features, graph, min(n, 300), room), strict=True)
-    ):
+    given_ids = proposed(features[own], features, graph, min(n, 300), room)
+    for row, (element, ids) in enumerate(zip(own.tolist(), given_ids, strict=True)):
         assert len(set(found.ids[row].tolist())) == k
         # Not every element need be reachable by links, so that what is proposed need not be the nearest.
         among = range(n) if len(ids) < room else {element, *ids} if element in ids else {element, *ids[:-1]}
@@ -275,13 +274,10 @@ def test_a_graph_holds_what_faiss_searches(make):
     faiss = load_faiss()
     index = faiss.IndexHNSWFlat(16, 6, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = 40
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    index.add(features)
-    faiss.omp_set_num_threads(before)
+    with one_thread():
+        index.add(features)
     # With as many candidates as faiss keeps, the same lists, but for what its other order of ties changes.
-    wide = faiss.SearchParametersHNSW(efSearch=40)
-    theirs = index.search(queries, 10, params=wide)[1]
+    theirs = index.search(queries, 10, params=faiss.SearchParametersHNSW(efSearch=40))[1]
     assert (nearest_by_hnsw(queries, features, graph, 10, 40).ids == theirs).mean() > 0.99
 
 

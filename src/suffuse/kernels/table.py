@@ -61,48 +61,35 @@ def _room_compiled(starts, stops, entries, column):
 
 
 @helper
-def _read_plain(starts, stops, entries, values, column, ids, numbers):
+def _read_plain(starts, stops, entries, values, column, head_only, ids, numbers):
     first = u8(starts[column])
     count = u8(stops[column]) - first
+    if head_only:
+        count = min(count, u8(HEAD))
     for entry in range(count):
         ids[entry], numbers[entry] = entries[first + entry], number(values[first + entry])
     return count
 
 
 @helper
-def _read_coded(starts, stops, entries, values, column, ids, numbers):
+def _read_coded(starts, stops, entries, values, column, head_only, ids, numbers):
     start, stop = u8(starts[column]), u8(stops[column])
-    return read_column(entries, start, stop, f8(values[column]), False, ids, numbers)
+    return read_column(entries, start, stop, f8(values[column]), head_only, ids, numbers)
 
 
 @overload(read)
 def _read_compiled(starts, stops, entries, values, column, ids, numbers):
     chosen = _read_coded if entries.dtype == u1 else _read_plain
     return lambda starts, stops, entries, values, column, ids, numbers: chosen(
-        starts, stops, entries, values, column, ids, numbers
+        starts, stops, entries, values, column, False, ids, numbers
     )
-
-
-@helper
-def _read_head_plain(starts, stops, entries, values, column, ids, numbers):
-    first = u8(starts[column])
-    count = min(u8(stops[column]) - first, u8(HEAD))
-    for entry in range(count):
-        ids[entry], numbers[entry] = entries[first + entry], number(values[first + entry])
-    return count
-
-
-@helper
-def _read_head_coded(starts, stops, entries, values, column, ids, numbers):
-    start, stop = u8(starts[column]), u8(stops[column])
-    return read_column(entries, start, stop, f8(values[column]), True, ids, numbers)
 
 
 @overload(read_head)
 def _read_head_compiled(starts, stops, entries, values, column, ids, numbers):
-    chosen = _read_head_coded if entries.dtype == u1 else _read_head_plain
+    chosen = _read_coded if entries.dtype == u1 else _read_plain
     return lambda starts, stops, entries, values, column, ids, numbers: chosen(
-        starts, stops, entries, values, column, ids, numbers
+        starts, stops, entries, values, column, True, ids, numbers
     )
 
 
