@@ -29,6 +29,7 @@ from suffuse.similar import search, start, wanted
 _NAME = re.compile(rb"(base-\d{6}/)?[a-z_]{1,40}\.(npy|jsonl|json)|segment-\d{6}\.npz/[a-z_]{1,40}\.npy")
 _MANIFEST = "manifest.json"
 _SIGNED, _CHANGED = 1, 2
+_TO_CHANGE = ("plain", "pooled", "regions", "changed", "changed regions", "compacted")
 
 
 def seeds() -> dict[str, bytes]:
@@ -52,7 +53,7 @@ def seeds() -> dict[str, bytes]:
         "compacted": _built(few, Params(**small), changes=2),
     }
     by_target = {f"{name} signed": bytes([_SIGNED]) + content for name, content in made.items()}
-    changed = {f"{name} to change": b"\3" + made[name] for name in ("plain", "changed", "compacted")}
+    changed = {f"{name} to change": b"\3" + made[name] for name in _TO_CHANGE}
     return {**by_target, **changed, "coded": b"\0" + made["coded"], "regions": b"\0" + made["regions"]}
 
 

@@ -22,7 +22,7 @@ from suffuse.arrays import map_extended, sync_directory
 from suffuse.changes import alpha_s_of, concerned, enter_lists, neighbors_in, solve, touched_nodes
 from suffuse.codes import Held, held, plain
 from suffuse.compaction import Content, compacted
-from suffuse.current import all_lists
+from suffuse.current import all_lists, check_owners_fit
 from suffuse.diffusion import Entries, image_type, image_vectors
 from suffuse.errors import ChangeFailed, IndexBroken, IndexProblem, InvalidInput, InvalidParams
 from suffuse.features import apply_whitening, check_matrix, check_owners, unit_rows
@@ -145,6 +145,7 @@ class _Writer:
             return self._rebuilt(segment, next_id, progress)
         read = _READ_ALWAYS + column_files(stored.manifest.params) + (_READ_TO_ADD if len(segment.features) else ())
         check_files(self._directory, stored, read)
+        check_owners_fit(stored)
         lists = solved = 0
         if len(segment.features):
             segment, lists = self._solved(segment)
@@ -310,6 +311,7 @@ class _Writer:
 
     def _rebuilt(self, segment: Segment, next_id: int, progress: Progress | None) -> ChangeSummary:
         """A new base of everything that is left."""
+        check_owners_fit(self._stored)
         generation = self._manifest.generation + 1
         content = Content(self._directory, self._stored, segment, next_id)
         manifest = compacted(content, generation, progress)
