@@ -210,6 +210,12 @@ class _PlainUnpickler(pickle._Unpickler):
     pop_mark: Callable[[], list[Any]]
     append: Callable[[Any], None]
 
+    def load_dict(self) -> None:
+        """A dictionary of keys and values since the mark."""
+        made: dict[Any, Any] = {}
+        _fill(made, self.pop_mark())
+        self.append(made)
+
     def load_setitem(self) -> None:
         """One key and its value."""
         value = self.stack.pop()
@@ -233,6 +239,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
         **pickle._Unpickler.dispatch,
+        pickle.DICT[0]: load_dict,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
         pickle.ADDITEMS[0]: load_additems,
