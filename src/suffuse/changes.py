@@ -13,10 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.codes import CodedColumns, Held, encode, kernel_view, picked
-from suffuse.diffusion import Columns, columns, group_size, places_of
+from suffuse.diffusion import (
+    WALK_STEPS,
+    Columns,
+    Supports,
+    columns,
+    group_size,
+    places_of,
+    room_for_supports,
+    walked,
+)
+from suffuse.errors import IndexBroken
 from suffuse.graph import Graph, affinity, inverse, order_of_wanted, reordered, transition
 from suffuse.kernels.enter import enter_newcomers, find_above
 from suffuse.kernels.meet import meet_marked
+from suffuse.kernels.resume import resume_supports
 from suffuse.machine import cores, on_every_core
 from suffuse.neighbors import (
     TILE,
@@ -176,9 +187,17 @@ def touched_nodes(before: Neighbors, grown: Grown, graph: Graph) -> NDArray[np.i
 
 
 def solve(
-    graph: Graph, wanted: NDArray[np.int64], params: Params, features: Features, owners: NDArray[np.int32] | None
+    graph: Graph,
+    wanted: NDArray[np.int64],
+    params: Params,
+    features: Features,
+    owners: NDArray[np.int32] | None,
+    stored: Held,
 ) -> tuple[NDArray[np.int32], Columns | CodedColumns]:
-    """The columns of the wanted elements, and of a few near ones, on `graph`, which is alpha S; and whose they are."""
+    """The columns of the wanted elements, and of a few near ones, on `graph`, which is alpha S; and whose they are.
+
+    `stored` are the columns from before, which tell where to look for the new ones, unless they hold images.
+    """
     group = group_size(params)
     is_wanted = np.zeros(len(features), bool)
     is_wanted[wanted] = True
@@ -194,10 +213,21 @@ def solve(
         found = nearest_to_elements(rows, order[start:stop], k)
         return Neighbors(number[found.ids].astype(np.int32), found.sims)
 
+    def resumed(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
+        """The supports of the nodes start..stop, by the columns from before."""
+        supports = room_for_supports(start, stop, group, truncation)
+        resume_supports(
+            start, stop, group, order, number, *alpha_s, *map(kernel_view, stored), WALK_STEPS, *supports
+        )  # fmt: skip
+        if (supports.sizes < 0).any():
+            raise IndexBroken("a column of the index is damaged; run suffuse verify, then copy the index again")
+        return supports
+
     def solved(start: int) -> Columns | CodedColumns:
         stop = min(start + step, count)
+        supports_of = resumed if owners is None else walked
         with one_thread():
-            block = columns(graph, start, stop, params, features, owners, find, order)
+            block = columns(graph, start, stop, params, features, owners, find, order, supports_of)
         return encode(block) if params.values == "uint8" else block
 
     threads = cores()

@@ -37,6 +37,17 @@ class Columns(NamedTuple):
     residuals: NDArray[np.float64]  # (b,), |e_i - L_alpha c_i| on the support
 
 
+class Supports(NamedTuple):
+    """The support of each group of nodes: nodes[g, :sizes[g]]."""
+
+    nodes: NDArray[np.uint32]  # (g, truncation)
+    sizes: NDArray[np.int64]  # (g,)
+
+
+# The supports of the nodes start..stop of alpha S, in groups of this size, with so many nodes at most.
+FindSupports = Callable[[Graph, int, int, int, int], Supports]
+
+
 def columns(
     alpha_s: Graph,
     start: int,
@@ -46,6 +57,7 @@ def columns(
     owners: NDArray[np.int32] | None = None,
     find: Find = nearest_to_rows,
     order: NDArray[np.uint32] | None = None,
+    supports_of: FindSupports | None = None,
 ) -> Columns:
     """c_i for i in start..stop: L_alpha[J, J] c = e_i on the support J of i, the largest `keep` entries.
 
@@ -53,6 +65,7 @@ def columns(
     and `find` is the search for its supports.
     With `order`, node i of alpha_s is element order[i], which is what rows are then called; with `support="graph"`
     `group_size` nodes in a row share their support, so they should be near to each other (`graph.order_along`).
+    `supports_of` is who finds the supports of groups, a walk unless said otherwise.
     With `owners`, the entries of an image's regions are summed, and rows are images.
     Columns that are to be coded (`codes.encode`) are float32 here.
     """
@@ -65,7 +78,7 @@ def columns(
     lengths, residuals = np.empty(count, np.int64), np.empty(count, np.float64)
     group = group_size(params)
     if params.support == "graph":
-        supports, sizes = _walked(alpha_s, start, stop, group, solved)
+        supports, sizes = (supports_of or walked)(alpha_s, start, stop, group, solved)
     else:
         assert features is not None
         # The paper's NN_L, searched block by block so that n x L ids are never held at once.
@@ -102,15 +115,18 @@ def image_type(params: Params) -> str:
     return "float16" if params.values == "uint8" else params.values
 
 
-def _walked(
-    alpha_s: Graph, start: int, stop: int, group: int, truncation: int
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """The support of each group of nodes in start..stop, and how many nodes it has."""
+def walked(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
+    """The supports that a walk finds."""
+    supports = room_for_supports(start, stop, group, truncation)
+    walk_supports(start, stop, group, *alpha_s, WALK_STEPS, *supports)
+    return supports
+
+
+def room_for_supports(start: int, stop: int, group: int, truncation: int) -> Supports:
+    """Supports that are to be filled."""
     assert start % group == 0, "a block of columns begins in the middle of a group"
     groups = -(-(stop - start) // group)
-    supports, sizes = np.empty((groups, truncation), np.uint32), np.empty(groups, np.int64)
-    walk_supports(start, stop, group, *alpha_s, WALK_STEPS, supports, sizes)
-    return supports, sizes
+    return Supports(np.empty((groups, truncation), np.uint32), np.empty(groups, np.int64))
 
 
 def _without_repeats(supports: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

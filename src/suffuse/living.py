@@ -222,7 +222,8 @@ class _Writer:
         graph = alpha_s_of(grown.lists, params)
         new = np.arange(old, len(features))
         pooled = is_pooled(stored)
-        order, solved = solve(graph, neighbors_in(graph, new), params, features, owners if pooled else None)
+        pool = owners if pooled else None
+        order, solved = solve(graph, neighbors_in(graph, new), params, features, pool, stored.columns)
         touched = touched_nodes(before, grown, graph)
         met = touched if not pooled else np.unique(stored.owners[touched[touched < old]])  # type: ignore[index]
         reach = stored.ids.count if pooled else old

@@ -10,7 +10,7 @@ _BINS, _SHIFT = 4096, 19
 
 
 @helper
-def _walk_support(first, last, indptr, indices, steps_weights, truncation, steps, scratch, support):
+def walk_support(first, last, indptr, indices, steps_weights, truncation, steps, scratch, support):
     """The `truncation` nodes with the most mass after `steps` steps of v <- alpha S v; returns how many there are.
 
     The walk begins at the nodes first..last with equal mass: a group that shares its support, or one node.
@@ -23,18 +23,8 @@ def _walk_support(first, last, indptr, indices, steps_weights, truncation, steps
         frontier[f], values[f] = u4(first + f), f8(1.0)
         touched[f], mass[first + f] = u4(first + f), f8(1.0)
     for _ in range(steps):
-        count = u8(0)
-        for f in range(size):
-            value = values[f]
-            for place in range(indptr[u8(frontier[f])], indptr[u8(frontier[f]) + u8(1)]):
-                other, moved = u8(indices[place]), steps_weights[place] * value
-                before = spread[other]
-                # No branch, as nobody could predict it. What underflows to zero is not reached: counted, the node
-                # would be listed again and again.
-                reached[count] = u4(other)
-                count += u8(before == f8(0.0)) & u8(moved > f8(0.0))
-                spread[other] = before + moved
-        size = _largest(spread, reached, count, truncation, keys, bins, frontier)
+        count = step(frontier, values, size, indptr, indices, steps_weights, spread, reached)
+        size = largest(spread, reached, count, truncation, keys, bins, frontier)
         for f in range(size):
             other = u8(frontier[f])
             values[f], before = spread[other], mass[other]
@@ -45,14 +35,31 @@ def _walk_support(first, last, indptr, indices, steps_weights, truncation, steps
             spread[u8(reached[r])] = f8(0.0)
     for node in range(first, last):
         mass[node] = np.inf  # a node is always in its support
-    size = _largest(mass, touched, visited, truncation, keys, bins, support)
+    size = largest(mass, touched, visited, truncation, keys, bins, support)
     for t in range(visited):
         mass[u8(touched[t])] = f8(0.0)
     return size
 
 
 @helper
-def _largest(value, nodes, count, most, keys, bins, out):
+def step(frontier, values, size, indptr, indices, steps_weights, spread, reached):
+    """spread += alpha S v, where v is `values` at the nodes frontier[:size]; returns how many nodes it reached."""
+    count = u8(0)
+    for f in range(size):
+        value = values[f]
+        for place in range(indptr[u8(frontier[f])], indptr[u8(frontier[f]) + u8(1)]):
+            other, moved = u8(indices[place]), steps_weights[place] * value
+            before = spread[other]
+            # No branch, as nobody could predict it. What underflows to zero is not reached: counted, the node
+            # would be listed again and again.
+            reached[count] = u4(other)
+            count += u8(before == f8(0.0)) & u8(moved > f8(0.0))
+            spread[other] = before + moved
+    return count
+
+
+@helper
+def largest(value, nodes, count, most, keys, bins, out):
     """Write the `most` of nodes[:count] with the largest value to `out`, in any order; returns how many.
 
     Bins tell at once which nodes are surely among them; only those of the bin on the edge are compared.
@@ -88,8 +95,8 @@ def _bin(value):
 
 
 @helper
-def _new_scratch(nodes, truncation):
-    """What `_walk_support` works with."""
+def new_scratch(nodes, truncation):
+    """What `walk_support` works with."""
     return (
         np.zeros(nodes, np.float64),
         np.zeros(nodes, np.float64),
@@ -109,11 +116,11 @@ def walk_supports(start, stop, group, indptr, indices, weights, steps, supports,
     A row of `supports` has room for as many nodes as a support has at most.
     """
     nodes, truncation = indptr.shape[0] - 1, u8(supports.shape[1])
-    scratch = _new_scratch(nodes, truncation)
+    scratch = new_scratch(nodes, truncation)
     first, place = u8(start), u8(0)
     while first < u8(stop):
         last = min(first + u8(group), u8(stop))
         out[place] = i8(
-            _walk_support(first, last, indptr, indices, weights, truncation, steps, scratch, supports[place])
+            walk_support(first, last, indptr, indices, weights, truncation, steps, scratch, supports[place])
         )
         first, place = last, place + u8(1)
