@@ -1,12 +1,13 @@
 """What it costs to change an index, and what a change that is fast loses until the index is compacted.
 
-    python -m benchmarks.living quality [--data ../shared/data] [--batches 10]
+    python -m benchmarks.living quality [--data ../shared/data] [--batches 10] [--orders 12]
     python -m benchmarks.living cost [--n 100000] [--dimensions 512]
 
 `quality`: Oxford5k, built from a random 90% of the images and grown to all of them in batches; mAP of the full build,
 of the grown index, and after `compact`. Whitening is learned on all images beforehand, so that nothing but growth
-differs. `cost`: CPU and wall seconds of adding 1, 100 and 1,000 elements, of removing 100, and of compacting, as shares
-of what a build takes, all in one run; synthetic features.
+differs. All that in several random orders of the images, from `--seed` on: it is luck which images come late, and which
+columns share their supports. `cost`: CPU and wall seconds of adding 1, 100 and 1,000 elements, of removing 100, and of
+compacting, as shares of what a build takes, all in one run; synthetic features.
 """
 
 import argparse
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("out/bench"))
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--batches", type=int, default=10)
+    parser.add_argument("--orders", type=int, default=1)
     parser.add_argument("--n", type=int, default=100_000)
     parser.add_argument("--dimensions", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
@@ -53,7 +55,8 @@ def main() -> None:
         print(f"no data at {folder}: nothing measured")
         return
     else:
-        rows = quality(folder, options.batches, options.seed)
+        seeds = range(options.seed, options.seed + options.orders)
+        rows = over_orders([quality(folder, options.batches, seed) for seed in seeds])
     write_json(options.output / f"living-{options.what}.json", rows)
     print(_table(rows))
 
@@ -95,6 +98,19 @@ def quality(folder: Path, batches: int, seed: int) -> list[dict[str, Any]]:
             for row, refine in zip(rows[-2:], (0, None), strict=True):
                 row["compacted"] = evaluated(grown, refine)
                 row["loss"] = row["full"] - row["grown"]
+                print(seed, row, flush=True)
+    return rows
+
+
+def over_orders(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The mean of each number over all orders, how much the full build varies, and the loss of each order."""
+    rows = []
+    for same in zip(*runs, strict=True):
+        row = dict(same[0])
+        for number in ("full", "grown", "stale", "compacted", "loss"):
+            row[number] = float(np.mean([one[number] for one in same]))
+        row["full, deviation"] = float(np.std([one["full"] for one in same]))
+        rows.append(row | {"losses": ", ".join(f"{one['loss']:.2f}" for one in same)})
     return rows
 
 

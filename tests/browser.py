@@ -146,7 +146,7 @@ def own_picture(tmp_path):
 
 
 def pytest_runtest_protocol(item, nextitem):
-    """Try a test in the browser once more if it fails, and say so: on a busy machine a focus is lost now and then."""
+    """Try a test in the browser once more if it fails, and say so: on a busy machine any wait can be too short."""
     if "chromium" not in getattr(item, "fixturenames", ()):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)

@@ -18,6 +18,11 @@ def press(page, *keys):
         page.keyboard.press(key)
 
 
+def answered(page):
+    """Wait until the hits are those of the query."""
+    expect(page.locator("#found")).not_to_have_attribute("aria-busy", "true")
+
+
 def test_a_whole_session_without_a_mouse(tab):
     page = tab.open()
     press(page, "Tab")
@@ -36,13 +41,44 @@ def test_a_whole_session_without_a_mouse(tab):
     assert focused(page).startswith("1: circle/001.png, score 0.85")
     press(page, "ArrowRight", "ArrowRight", "+")
     page.wait_for_url("**/?items=0,2")
+    answered(page)
     # The hit is part of the query now; the focus stays at its place in the list.
     expect(page.locator("#list-diffusion .hit:nth-child(3) a")).to_be_focused()
     press(page, "-")
     expect(page.locator(".unliked .chip")).to_have_count(1)
+    answered(page)
     expect(page.locator("#list-diffusion .hit:nth-child(3) a")).to_be_focused()
     press(page, "v")
     expect(page.get_by_role("dialog")).to_be_visible()
+    press(page, "Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.locator("#list-diffusion .hit:nth-child(3) a")).to_be_focused()
+
+
+def test_an_answer_that_is_known_already_takes_the_focus_too(tab):
+    """It is there before the browser has seen that the picture that was chosen is hidden now."""
+    page = tab.open()
+    title = page.get_by_role("heading", level=1, name="More like circle/000.png")
+    for _ in range(2):
+        page.locator(".tile a").first.focus()
+        press(page, "Enter")
+        expect(title).to_be_focused()
+        page.go_back()
+        expect(title).to_be_hidden()
+
+
+def test_a_dialog_gives_the_focus_back_though_its_hit_is_gone(tab):
+    page = tab.open("?items=0")
+    answered(page)
+    held = []
+    page.locator("#list-diffusion .hit:nth-child(3) a").focus()
+    page.route("**/search", lambda route: held.append(route))
+    press(page, "+", "v")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    while not held:
+        page.wait_for_timeout(10)
+    held.pop().continue_()
+    answered(page)
     press(page, "Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.locator("#list-diffusion .hit:nth-child(3) a")).to_be_focused()

@@ -54,6 +54,9 @@ function show() {
   return null;
 }
 
+/** Whether the focus is somewhere: what was hidden keeps it until the browser next draws the page. */
+const isShown = (element) => element !== document.body && element.getClientRects().length > 0;
+
 async function showResults(switched) {
   const mine = state;
   const moved = document.activeElement;
@@ -69,7 +72,7 @@ async function showResults(switched) {
     lists.show(mine, answer);
     if (info.explain) why.belongsTo(answer.query, seedsOf(mine), mine.box ? [] : mine.positive);
     // Where the control that was used is gone, the focus goes to the results, not to the top of the page.
-    if (moved !== document.activeElement && document.activeElement === document.body) lists.focusTitle();
+    if (moved !== document.body && !isShown(document.activeElement)) lists.focusTitle();
   } catch (error) {
     if (error.name === "AbortError" || state !== mine) return;
     if (!(error instanceof ApiError)) throw error;

@@ -8,7 +8,8 @@ function open(dialog) {
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
     dialog.remove();
-    if (before?.isConnected) before.focus();
+    // A new answer may have taken the hit away meanwhile: another one has its place.
+    (before?.isConnected ? before : document.querySelector("#results .current .go"))?.focus();
   });
   dialog.showModal();
 }

@@ -3,7 +3,7 @@
 import { announce, byId, count, figure, iconButton, make, milliseconds, nameOf } from "./dom.js";
 import { showPicture } from "./dialogs.js";
 import { picture } from "./pictures.js";
-import { addRoving, focusCell, refreshRoving } from "./roving.js";
+import { addRoving, currentAt, focusCell, refreshRoving } from "./roving.js";
 import { searchFrom, toAddress, withFeedback } from "./state.js";
 
 const NAMES = { diffusion: "Diffusion", knn: "k-NN" };
@@ -129,8 +129,9 @@ export function createLists(go, why) {
       kept.set(String(hit.id), made);
     }
     panels[method].cells = kept;
+    const current = currentAt(list);
     list.replaceChildren(...[...kept.values()].map(({ cell }) => cell));
-    refreshRoving(list);
+    refreshRoving(list, current);
     heading.replaceChildren(NAMES[method], make("small", {}, result ? milliseconds(result.took_ms) : ""));
     glide(before, kept);
     return focused && (() => focusCell(kept.get(focused.id)?.cell ?? list.children[Math.min(focused.at, list.children.length - 1)] ?? null));

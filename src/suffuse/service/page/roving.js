@@ -13,9 +13,13 @@ function setCurrent(list, cell) {
   for (const control of controls(cell)) control.tabIndex = 0;
 }
 
-/** Call after the cells have changed: all leave the order of Tab but the current one. */
-export function refreshRoving(list) {
-  const current = list.querySelector(":scope > .current") ?? list.firstElementChild;
+/** Which of the cells is the current one; -1 if none is. */
+export const currentAt = (list) => [...list.children].findIndex((cell) => cell.classList.contains("current"));
+
+/** Call after the cells have changed: all leave the order of Tab but the current one, or what is at its place now. */
+export function refreshRoving(list, at = 0) {
+  const last = list.children.length - 1;
+  const current = list.querySelector(":scope > .current") ?? list.children[Math.min(Math.max(at, 0), last)];
   for (const cell of list.children) {
     const reachable = cell === current ? 0 : -1;
     cell.classList.toggle("current", cell === current);
