@@ -1,6 +1,6 @@
 """What it costs to change an index, and what a change that is fast loses until the index is compacted.
 
-    python -m benchmarks.living quality [--data ../shared/data] [--batches 10] [--orders 12]
+    python -m benchmarks.living quality [--data ../shared/data] [--batches 10] [--orders 6]
     python -m benchmarks.living cost [--n 100000] [--dimensions 512]
 
 `quality`: Oxford5k, built from a random 90% of the images and grown to all of them in batches; mAP of the full build,
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("out/bench"))
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--batches", type=int, default=10)
-    parser.add_argument("--orders", type=int, default=1)
+    parser.add_argument("--orders", type=int, default=6)
     parser.add_argument("--n", type=int, default=100_000)
     parser.add_argument("--dimensions", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
