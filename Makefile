@@ -11,7 +11,7 @@ demo: $(READY)  ## the main job on data that comes with it
 	$(BIN)/suffuse demo -o out/demo
 
 test: $(READY)  ## all tests, with the coverage floor
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+	$(BIN)/python -m pytest --cov --cov-report=term
 
 check: $(READY)  ## style, types, layers, generated documentation
 	$(BIN)/ruff format --check .

@@ -82,18 +82,24 @@ def test_an_index_that_is_built_anew_is_served_and_old_queries_are_told(path):
         assert client.search(vectors=[[1.0] * 4])["results"]["knn"]["hits"]
 
 
+def put(path, content):
+    """Write a file at once: the service looks all the time, and would see it empty."""
+    path.with_suffix(".new").write_bytes(content)
+    path.with_suffix(".new").replace(path)
+
+
 def test_an_index_that_breaks_is_served_as_it_was_until_it_is_whole_again(path, caplog):
     manifest = (path / "manifest.json").read_bytes()
     with serving.serve(path, limits=QUICK) as client:
         client.json("/api/info")
         expected = client.search(positive=[3])["results"]
-        (path / "manifest.json").write_bytes(b"{")
+        put(path / "manifest.json", b"{")
         while "the old one is served on" not in caplog.text:
             pass
         assert ids({"results": client.search(positive=[3])["results"]}) == ids({"results": expected})
         (path / "manifest.json").unlink()
         client.search(positive=[3])
-        (path / "manifest.json").write_bytes(manifest)
+        put(path / "manifest.json", manifest)
         Index.open(path).remove([9])
         until(client, 2)
         client.get("/api/items/9", 404)
