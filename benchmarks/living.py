@@ -3,11 +3,12 @@
     python -m benchmarks.living quality [--data ../shared/data] [--batches 10] [--orders 6]
     python -m benchmarks.living cost [--n 100000] [--dimensions 512]
 
-`quality`: Oxford5k, built from a random 90% of the images and grown to all of them in batches; mAP of the full build,
-of the grown index, and after `compact`. Whitening is learned on all images beforehand, so that nothing but growth
-differs. All that in several random orders of the images, from `--seed` on: it is luck which images come late, and which
-columns share their supports. `cost`: CPU and wall seconds of adding 1, 100 and 1,000 elements, of removing 100, and of
-compacting, as shares of what a build takes, all in one run; synthetic features.
+`quality`: Oxford5k, built from 90% of the images and grown to all of them in batches; mAP of the full build, of the
+grown index, and after `compact`. Whitening is learned on all images beforehand, so that nothing but growth differs. All
+that in several random orders of the images, from `--seed` on, where 0 is the order of the files: it is luck which
+images come late, and which columns share their supports.
+`cost`: CPU and wall seconds of adding 1, 100 and 1,000 elements, of removing 100, and of compacting, as shares of what
+a build takes, all in one run; synthetic features.
 """
 
 import argparse
@@ -74,7 +75,8 @@ def _shown(value: Any) -> str:
 def quality(folder: Path, batches: int, seed: int) -> list[dict[str, Any]]:
     """mAP of a full build, of one that was grown, and after compaction, for three whitenings."""
     dataset = oxford_folder(folder)
-    order = np.random.default_rng(seed).permutation(len(dataset.features))
+    count = len(dataset.features)
+    order = np.random.default_rng(seed).permutation(count) if seed else np.arange(count)
     first = round(_FIRST * len(order))
     rows = []
     for name, power in _SETTINGS.items():
