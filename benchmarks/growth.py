@@ -31,7 +31,7 @@ from suffuse.synthetic import manifold
 SIZES = (5000, 20_000, 70_000, 100_000, 300_000, 1_000_000)
 FASHION = 70_000
 _QUERIES = 200
-_ORDER = ("features", "search", "pairs", "neighbors", "lists", "edges", "graph", "columns", "index")
+_ORDER = ("features", "search", "pairs", "neighbors", "lists", "edges", "graph", "drafts", "draft", "columns", "index")
 # Up to here features have 512 dimensions, above 128, so that a million of them fit.
 _WIDE = 100_000
 

@@ -11,6 +11,8 @@ A working directory holds everything that tasks read and write:
     lists/*.npy           the same of all rows, by element
     edges/START.npz       the affinity A of a block of rows, and their sums
     graph/*.npy           alpha S, the order of its nodes, and summary.json
+    drafts/START.npz      rough columns of a block of nodes, in that order, which tell the supports of the real ones
+    draft/*.npy           the same of all nodes
     columns/START.npz     columns of a block of nodes, in that order
 
 Each file appears whole or not at all, so a file that exists is a task that is done.
@@ -31,7 +33,17 @@ from suffuse import approximate
 from suffuse.arrays import map_array, write_array, write_blocks, write_bytes, write_json, write_side_by_side
 from suffuse.cells import Cells, make_cells, nearest_in_cells
 from suffuse.codes import encode, held, plain
-from suffuse.diffusion import columns, group_size, image_type, image_vectors, places_of
+from suffuse.diffusion import (
+    FindSupports,
+    Supports,
+    columns,
+    draft_columns,
+    group_size,
+    image_type,
+    image_vectors,
+    known,
+    places_of,
+)
 from suffuse.graph import Graph, affinity, degrees_of, inverse, order_along, renumbered, summarize, transition
 from suffuse.hnsw import HnswGraph, build_hnsw, nearest_by_hnsw
 from suffuse.kernels.lanes import LANES
@@ -282,6 +294,49 @@ def _most_listed(directory: Path, n: int) -> int:
     return 1 + int(times.max())  # each element lists itself, once
 
 
+def has_drafts(params: Params) -> bool:
+    """Whether columns are drafted first: where they share supports, which have to suit all of a group."""
+    return group_size(params) > 1
+
+
+def drafts_task(work: str, start: int, stop: int) -> None:
+    """Drafts of the columns of the nodes start..stop, over nodes."""
+    directory, params = Path(work), _params(Path(work))
+    with one_thread():
+        block = encode(draft_columns(_alpha_s(directory), start, stop, params))
+    _write_npz(block_path(directory, "drafts", start), **block._asdict())
+
+
+def draft_task(work: str, n: int) -> None:
+    """The drafts of all nodes, in files that can be mapped."""
+    directory = Path(work)
+
+    def parts(name: str) -> Iterator[NDArray[Any]]:
+        return (np.load(block_path(directory, "drafts", start))[name] for start in block_starts(n))
+
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(block) for block in parts("indptr")]))])
+    write_array(directory / "draft" / "indptr.npy", indptr)
+    write_array(directory / "draft" / "scales.npy", np.concatenate(list(parts("scales"))))
+    write_blocks(draft_path(directory), np.uint8, (int(indptr[-1]),), parts("codes"))
+
+
+def draft_path(work: Path) -> Path:
+    """The last file of all drafts."""
+    return work / "draft" / "codes.npy"
+
+
+def _drafted(directory: Path) -> FindSupports:
+    """Who finds supports by the drafts."""
+    draft = held(*(map_array(directory / "draft" / f"{name}.npy").array for name in ("indptr", "codes", "scales")))
+    itself = np.arange(len(draft.starts), dtype=np.uint32)
+
+    def find(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
+        # A draft has the support of its group; those of the neighbours know what lies outside.
+        return known(alpha_s, start, stop, group, truncation, 0, itself, itself, *draft)
+
+    return find
+
+
 def columns_task(work: str, start: int, stop: int) -> None:
     """Columns of the nodes start..stop, in the order of the graph."""
     directory, params = Path(work), _params(Path(work))
@@ -290,8 +345,9 @@ def columns_task(work: str, start: int, stop: int) -> None:
     owners_path = directory / "index" / "owners.npy"
     owners = map_array(owners_path).array if params.pool == "sum" and owners_path.exists() else None
     find = _find(directory, params.support_search, params) if params.support == "features" else nearest_to_rows
+    supports_of = _drafted(directory) if has_drafts(params) else None
     with one_thread():
-        block = columns(alpha_s, start, stop, params, features, owners, find, _order(directory))
+        block = columns(alpha_s, start, stop, params, features, owners, find, _order(directory), supports_of)
     stored = encode(block) if params.values == "uint8" else block
     _write_npz(block_path(directory, "columns", start), **stored._asdict())
 

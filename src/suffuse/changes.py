@@ -3,10 +3,10 @@
 enter_lists    a list that gains an element loses its last one
 touched_nodes  whose row of S is another one now
 solve          the columns of some elements, on the graph as it is now
+extended       other columns, with entries for what is new
 concerned      the columns that hold a touched node: what they were solved for has changed
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -14,21 +14,24 @@ from numpy.typing import NDArray
 
 from suffuse.codes import CodedColumns, Held, encode, kernel_view, picked
 from suffuse.diffusion import (
-    WALK_STEPS,
     Columns,
+    Entries,
     Supports,
     columns,
     group_size,
+    known,
+    least_stored,
+    packed,
     places_of,
-    room_for_supports,
+    plain_type,
     walked,
 )
 from suffuse.errors import IndexBroken
 from suffuse.graph import Graph, affinity, inverse, order_of_wanted, reordered, transition
 from suffuse.kernels.enter import enter_newcomers, find_above
+from suffuse.kernels.extend import extend_columns
 from suffuse.kernels.meet import meet_marked
-from suffuse.kernels.resume import resume_supports
-from suffuse.machine import cores, on_every_core
+from suffuse.machine import cores, in_blocks, on_every_core
 from suffuse.neighbors import (
     TILE,
     Features,
@@ -50,6 +53,9 @@ from suffuse.params import Params
 
 # Pairs whose similarity is computed at a time: so few that their rows stay in the cache.
 _PAIRS = 1 << 10
+
+# Columns that are extended at a time.
+_EXTENDED = 1024
 
 # Blocks of columns that each thread solves: so many that none waits long for the others at the end.
 _BLOCKS = 16
@@ -215,29 +221,59 @@ def solve(
 
     def resumed(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
         """The supports of the nodes start..stop, by the columns from before."""
-        supports = room_for_supports(start, stop, group, truncation)
-        resume_supports(
-            start, stop, group, order, number, *alpha_s, *map(kernel_view, stored), WALK_STEPS, *supports
-        )  # fmt: skip
-        if (supports.sizes < 0).any():
-            raise IndexBroken("a column of the index is damaged; run suffuse verify, then copy the index again")
-        return supports
+        own = len(stored.starts)
+        return known(alpha_s, start, stop, group, truncation, own, order, number, *map(kernel_view, stored))
 
-    def solved(start: int) -> Columns | CodedColumns:
-        stop = min(start + step, count)
+    def solved(start: int, stop: int) -> Columns | CodedColumns:
         supports_of = resumed if owners is None else walked
         with one_thread():
             block = columns(graph, start, stop, params, features, owners, find, order, supports_of)
         return encode(block) if params.values == "uint8" else block
 
-    threads = cores()
-    step = -(-count // (_BLOCKS * threads * group)) * group
-    with ThreadPoolExecutor(threads) as pool:
-        blocks = list(pool.map(solved, range(0, count, step)))
-    return order[:count].astype(np.int32), _joined(blocks)
+    step = -(-count // (_BLOCKS * cores() * group)) * group
+    return order[:count].astype(np.int32), joined(in_blocks(solved, count, step))
 
 
-def _joined(blocks: list[Columns | CodedColumns]) -> Columns | CodedColumns:
+def extended(
+    stored: Held, found: Entries, of: NDArray[np.integer], params: Params, is_stale: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], Columns | CodedColumns]:
+    """Stale columns with entries for the new elements, and whose they are.
+
+    `found` are the columns of the new elements `of`. L_alpha is symmetric, and so is its inverse: what column j says of
+    element i, column i says of element j.
+    """
+    new = np.repeat(of.astype(np.uint32), np.diff(found.indptr))
+    old = found.rows < len(is_stale)
+    old[old] = is_stale[found.rows[old]]
+    rows, new, values = found.rows[old], new[old], found.values[old].astype(np.float32)
+    by_row = np.argsort(rows, kind="stable")
+    wanted, first = np.unique(rows[by_row], return_index=True)
+    more_ptr = np.append(first, len(rows)).astype(np.int64)
+    new, values = new[by_row], values[by_row]
+    width = min(params.keep, params.truncation)
+
+    def some(start: int, stop: int) -> Columns | CodedColumns:
+        count = stop - start
+        ids, numbers = np.empty((count, width), np.uint32), np.empty((count, width), np.float32)
+        lengths = np.empty(count, np.int64)
+        more = slice(*more_ptr[[start, stop]])
+        extend_columns(
+            *map(kernel_view, picked(stored, wanted[start:stop])), len(is_stale),
+            more_ptr[start : stop + 1] - more_ptr[start], new[more], values[more], least_stored(params),
+            ids, numbers, lengths,
+        )  # fmt: skip
+        if (lengths < 0).any():
+            raise IndexBroken("a column of the index is damaged; run suffuse verify, then copy the index again")
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        entries = packed(numbers, lengths).astype(plain_type(params), copy=False)
+        block = Columns(indptr, packed(ids, lengths).view(np.int32), entries, np.zeros(count))
+        return encode(block) if params.values == "uint8" else block
+
+    return wanted.astype(np.int32), joined(in_blocks(some, len(wanted), _EXTENDED))
+
+
+def joined(blocks: list[Columns | CodedColumns]) -> Columns | CodedColumns:
+    """The columns of all blocks."""
     fields = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in blocks[0]._fields[1:]}
     lengths = np.concatenate([np.diff(block.indptr) for block in blocks])
     fields["indptr"] = np.concatenate([[0], np.cumsum(lengths)])

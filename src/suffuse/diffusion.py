@@ -1,12 +1,15 @@
 """Columns of the inverse of L_alpha = I - alpha S, each solved on its own support (late truncation)."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from suffuse.errors import IndexBroken
 from suffuse.graph import Graph
+from suffuse.kernels.known import known_supports
 from suffuse.kernels.lanes import LANES
 from suffuse.kernels.pool import pool_columns, pool_images
 from suffuse.kernels.solve import solve_on_supports
@@ -19,6 +22,10 @@ _IMAGE_BLOCK = 1024
 
 # Steps of the walk that chooses a support; measured on Oxford5k, more change nothing (design.md).
 WALK_STEPS = 8
+
+# Drafts of columns: half as long a walk, half as many entries, and so many steps of conjugate gradient. Measured on
+# Oxford5k: whole columns as drafts change nothing (docs/how-it-works.md).
+_DRAFT_STEPS, _DRAFT_ITERATIONS = WALK_STEPS // 2, 8
 
 # Supports of fewer nodes are not shared: eight columns would leave each too little of it. Measured on Oxford5k, where
 # mAP is the same from 400 nodes on, and up to two points lower below.
@@ -70,8 +77,6 @@ def columns(
     Columns that are to be coded (`codes.encode`) are float32 here.
     """
     count, n = stop - start, len(alpha_s.indptr) - 1
-    dtype = np.dtype(plain_type(params))
-    floor = np.float32(np.finfo(dtype).smallest_subnormal)  # what rounds to zero is not stored
     solved = min(params.truncation, n)
     width = min(params.keep, solved) if owners is None else solved
     rows, values = np.empty((count, width), np.uint32), np.empty((count, width), np.float32)
@@ -86,13 +91,28 @@ def columns(
     names = np.arange(n, dtype=np.uint32) if order is None else order
     solve_on_supports(
         start, stop, group, single_precision(params), supports, sizes, names, *alpha_s, params.iterations,
-        params.tolerance, floor, rows, values, lengths, residuals,
+        params.tolerance, least_stored(params), rows, values, lengths, residuals,
     )  # fmt: skip
     if owners is not None:
         rows, values, lengths = _pool(rows, values, lengths, owners, min(params.keep, solved))
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    packed = _packed(values, lengths).astype(dtype, copy=False)
-    return Columns(indptr, _packed(rows, lengths).view(np.int32), packed, residuals)
+    entries = packed(values, lengths).astype(plain_type(params), copy=False)
+    return Columns(indptr, packed(rows, lengths).view(np.int32), entries, residuals)
+
+
+def draft_columns(alpha_s: Graph, start: int, stop: int, params: Params) -> Columns:
+    """Rough columns of the nodes start..stop, whose supports are shared; they need only tell where mass is."""
+    rough = dataclasses.replace(
+        params,
+        keep=max(params.keep // 2, 1),
+        iterations=min(params.iterations, _DRAFT_ITERATIONS),
+        values="uint8",
+    )
+
+    def shortly(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
+        return walked(alpha_s, start, stop, group, truncation, _DRAFT_STEPS)
+
+    return columns(alpha_s, start, stop, rough, supports_of=shortly)
 
 
 def group_size(params: Params) -> int:
@@ -110,15 +130,39 @@ def plain_type(params: Params) -> str:
     return "float32" if params.values == "uint8" else params.values
 
 
+def least_stored(params: Params) -> np.float32:
+    """What rounds to zero is not stored: entries are above this."""
+    return np.float32(np.finfo(np.dtype(plain_type(params))).smallest_subnormal)
+
+
 def image_type(params: Params) -> str:
     """The type of the entries of `image_vectors`, which are never coded."""
     return "float16" if params.values == "uint8" else params.values
 
 
-def walked(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
+def walked(alpha_s: Graph, start: int, stop: int, group: int, truncation: int, steps: int = WALK_STEPS) -> Supports:
     """The supports that a walk finds."""
     supports = room_for_supports(start, stop, group, truncation)
-    walk_supports(start, stop, group, *alpha_s, WALK_STEPS, *supports)
+    walk_supports(start, stop, group, *alpha_s, steps, *supports)
+    return supports
+
+
+def known(
+    alpha_s: Graph,
+    start: int,
+    stop: int,
+    group: int,
+    truncation: int,
+    own: int,
+    order: NDArray[np.uint32],
+    number: NDArray[np.uint32],
+    *stored: NDArray[Any],
+) -> Supports:
+    """The supports that columns tell which are known already, as kernels take them (`kernels.known`)."""
+    supports = room_for_supports(start, stop, group, truncation)
+    known_supports(start, stop, group, own, order, number, *alpha_s, *stored, WALK_STEPS, *supports)
+    if (supports.sizes < 0).any():
+        raise IndexBroken("a column of the index is damaged; run suffuse verify, then copy the index again")
     return supports
 
 
@@ -139,7 +183,7 @@ def _without_repeats(supports: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], 
     return supports, (~repeated).sum(axis=1)
 
 
-def _packed(table: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[Any]:
+def packed(table: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[Any]:
     """The first lengths[i] entries of each row, one row after the other."""
     width = table.shape[1]
     # Most blocks have no short column, and need no copy.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.arrays import map_extended, sync_directory
-from suffuse.changes import alpha_s_of, concerned, enter_lists, neighbors_in, solve, touched_nodes
+from suffuse.changes import alpha_s_of, concerned, enter_lists, extended, joined, neighbors_in, solve, touched_nodes
 from suffuse.codes import Held, held, plain
 from suffuse.compaction import Content, compacted
 from suffuse.current import all_lists, check_owners_fit
@@ -148,8 +148,7 @@ class _Writer:
         check_owners_fit(stored)
         lists = solved = 0
         if len(segment.features):
-            segment, lists = self._solved(segment)
-            solved = len(segment.column_of)
+            segment, lists, solved = self._solved(segment)
         if len(places):
             segment = self._without(segment, places)
         return self._summary(segment, self._commit_segment(segment, next_id), lists, solved)
@@ -210,8 +209,11 @@ class _Writer:
             item_offsets=offsets,
         )
 
-    def _solved(self, segment: Segment) -> tuple[Segment, int]:
-        """The segment with the lists that change and the columns of what is new and of its neighbours."""
+    def _solved(self, segment: Segment) -> tuple[Segment, int, int]:
+        """The segment with the lists that change and the columns of what is new and of its neighbours.
+
+        And how many lists that are, and columns. Stale ones hear of what is new, too, unless they hold images.
+        """
         stored, params = self._stored, self._manifest.params
         old, places = len(stored.features), stored.ids.count + len(segment.ids)
         features = self._features_with(segment)
@@ -229,20 +231,29 @@ class _Writer:
         reach = stored.ids.count if pooled else old
         known = np.concatenate([stored.stale, order[order < old]])
         stale = stale_after(concerned(stored.columns, met, reach, known), order, order[:0])
+        stale = stale[~hidden[stale]]
+        column_of, solved_count = order, len(order)
+        if not pooled:
+            is_stale = np.zeros(old, bool)
+            is_stale[stale] = True
+            of_new = np.flatnonzero(order >= old)
+            found = plain(held(solved.indptr, solved[1], solved[2]), of_new)
+            others, more = extended(stored.columns, found, order[of_new], params, is_stale)
+            column_of, solved = np.concatenate([order, others]), joined([solved, more])
         changed = np.concatenate([grown.changed, new])
         segment = segment._replace(
             list_of=changed.astype(np.int32),
             list_ids=grown.lists.ids[changed],
             list_sims=grown.lists.sims[changed],
-            column_of=order,
+            column_of=column_of,
             column_indptr=solved.indptr,
             column_entries=solved[1],
             column_values=solved[2],
-            stale=stale[~hidden[stale]],
+            stale=stale,
         )
         if stored.images is not None and owners is not None:
             segment = self._with_images(segment, owners, places)
-        return segment, len(grown.changed)
+        return segment, len(grown.changed), solved_count
 
     def _features_with(self, segment: Segment) -> Features:
         """All rows in one array; only those of segments are copied."""
@@ -284,7 +295,7 @@ class _Writer:
         reach = stored.ids.count if is_pooled(stored) else len(stored.features)
         known = np.concatenate([stored.stale, segment.column_of])
         met = concerned(stored.columns, nodes, reach, known[known < len(stored.features)])
-        stale = stale_after(np.concatenate([met, segment.stale]), segment.column_of, segment.stale[:0])
+        stale = stale_after(met, segment.column_of, segment.stale)
         owners = stored.owners
         hidden = self._hidden_elements(segment._replace(ids=segment.ids[:0]), owners, stored.ids.count)
         stale = stale[(stale >= len(hidden)) | ~hidden[np.minimum(stale, len(hidden) - 1)]]

@@ -22,3 +22,9 @@ def on_every_core(work: Callable[[int, int], T], count: int, step: int = 1) -> l
     starts = range(0, count, each)
     with ThreadPoolExecutor(max(len(starts), 1)) as pool:
         return list(pool.map(lambda start: work(start, min(start + each, count)), starts))
+
+
+def in_blocks(work: Callable[[int, int], T], count: int, block: int) -> list[T]:
+    """The same in blocks of this size, of which no core has more than one at a time; an empty one of nothing."""
+    with ThreadPoolExecutor(cores()) as pool:
+        return list(pool.map(lambda start: work(start, min(start + block, count)), range(0, max(count, 1), block)))

@@ -15,8 +15,12 @@ from suffuse.blocks import (
     block_rows,
     block_starts,
     columns_task,
+    draft_path,
+    draft_task,
+    drafts_task,
     edges_task,
     graph_task,
+    has_drafts,
     image_task,
     join_columns,
     lists_task,
@@ -36,7 +40,7 @@ from suffuse.workplace import remove
 Progress = Callable[[str, int, int], None]
 
 # Where seeds are searched approximately, "seeds" comes after "features". Where the graph's neighbours are, "search"
-# comes before "neighbors" in place of "pairs".
+# comes before "neighbors" in place of "pairs". Where columns share supports, "drafts" and "draft" come before them.
 STAGES = ("features", "pairs", "neighbors", "lists", "edges", "graph", "columns", "index")
 
 
@@ -151,6 +155,11 @@ def run_stages(build: Stages, params: Params) -> None:
             found.replace(build.index / name)
     remove(work / "lists")
     remove(work / "edges")
+    if has_drafts(params):
+        if not draft_path(work).exists():
+            build.run_blocks("drafts", drafts_task)
+        build.run_singly("draft", draft_task, [{draft_path(work): n}])
+        remove(work / "drafts")
     build.run_blocks("columns", columns_task)
 
 

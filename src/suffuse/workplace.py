@@ -71,7 +71,18 @@ def working_directory(final: Path, plan: dict[str, Any], force: bool) -> Iterato
         if plan_path.exists() and not (work / "index").exists():
             plan_path.unlink()  # that build got as far as its name: lists and graph went along
         if not plan_path.exists():
-            for name in ("index", "search", "pairs", "neighbors", "lists", "edges", "graph", "columns"):
+            for name in (
+                "index",
+                "search",
+                "pairs",
+                "neighbors",
+                "lists",
+                "edges",
+                "graph",
+                "drafts",
+                "draft",
+                "columns",
+            ):
                 remove(work / name)
             write_json(plan_path, plan)
         (work / "index").mkdir(exist_ok=True)

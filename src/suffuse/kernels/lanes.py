@@ -12,20 +12,21 @@ LANES = 8
 
 
 @in_lanes
-def _lanes(matrix, row):
+def lanes_of(matrix, row):
     """The eight numbers of a row. A tuple, since that is what stays in a register."""
     a = matrix
     return a[row, 0], a[row, 1], a[row, 2], a[row, 3], a[row, 4], a[row, 5], a[row, 6], a[row, 7]
 
 
 @in_lanes
-def _write(matrix, row, a):
+def write_lanes(matrix, row, a):
+    """Write the eight numbers of a row."""
     matrix[row, 0], matrix[row, 1], matrix[row, 2], matrix[row, 3] = a[0], a[1], a[2], a[3]
     matrix[row, 4], matrix[row, 5], matrix[row, 6], matrix[row, 7] = a[4], a[5], a[6], a[7]
 
 
 @in_lanes
-def _add(a, b, c):
+def add_product(a, b, c):
     """a + b * c in each lane."""
     return (
         a[0] + b[0] * c[0], a[1] + b[1] * c[1], a[2] + b[2] * c[2], a[3] + b[3] * c[3],
@@ -34,7 +35,7 @@ def _add(a, b, c):
 
 
 @in_lanes
-def _subtract(a, b, c):
+def _subtract_product(a, b, c):
     """a - b * c in each lane."""
     return (
         a[0] - b[0] * c[0], a[1] - b[1] * c[1], a[2] - b[2] * c[2], a[3] - b[3] * c[3],
@@ -43,7 +44,8 @@ def _subtract(a, b, c):
 
 
 @in_lanes
-def _same(number):
+def in_all(number):
+    """The same number in each lane."""
     return number, number, number, number, number, number, number, number
 
 
@@ -51,36 +53,38 @@ def _same(number):
 def _multiply(block, size, direction, image, curvature):
     """image = (I - alpha S[J, J]) direction; curvature = <direction, image>, in each lane."""
     block_ptr, block_indices, block_weights = block
-    total = _same(f4(0.0))
+    total = in_all(f4(0.0))
     for i in range(size):
-        own = _lanes(direction, i)
+        own = lanes_of(direction, i)
         product = own
         for place in range(block_ptr[i], block_ptr[i + u8(1)]):
-            product = _subtract(product, _same(block_weights[place]), _lanes(direction, u8(block_indices[place])))
-        _write(image, i, product)
-        total = _add(total, product, own)
-    _write(curvature, u8(0), total)
+            product = _subtract_product(
+                product, in_all(block_weights[place]), lanes_of(direction, u8(block_indices[place]))
+            )
+        write_lanes(image, i, product)
+        total = add_product(total, product, own)
+    write_lanes(curvature, u8(0), total)
 
 
 @in_lanes
 def _advance(size, steps, x, residual, direction, image, squared):
     """x += step * direction, residual -= step * image; squared = |residual|^2, in each lane."""
-    step, total = _lanes(steps, u8(0)), _same(f4(0.0))
+    step, total = lanes_of(steps, u8(0)), in_all(f4(0.0))
     for i in range(size):
-        further = _add(_lanes(x, i), step, _lanes(direction, i))
-        left = _subtract(_lanes(residual, i), step, _lanes(image, i))
-        _write(x, i, further)
-        _write(residual, i, left)
-        total = _add(total, left, left)
-    _write(squared, u8(0), total)
+        further = add_product(lanes_of(x, i), step, lanes_of(direction, i))
+        left = _subtract_product(lanes_of(residual, i), step, lanes_of(image, i))
+        write_lanes(x, i, further)
+        write_lanes(residual, i, left)
+        total = add_product(total, left, left)
+    write_lanes(squared, u8(0), total)
 
 
 @in_lanes
 def _turn(size, factors, residual, direction):
     """direction = residual + factor * direction, in each lane."""
-    factor = _lanes(factors, u8(0))
+    factor = lanes_of(factors, u8(0))
     for i in range(size):
-        _write(direction, i, _add(_lanes(residual, i), factor, _lanes(direction, i)))
+        write_lanes(direction, i, add_product(lanes_of(residual, i), factor, lanes_of(direction, i)))
 
 
 @in_lanes
@@ -91,12 +95,12 @@ def conjugate_gradients(block, size, ones, count, iterations, tolerance, vectors
     """
     x, residual, direction, image = vectors
     steps, curvature, before, squared = scalars
-    nothing = _same(f4(0.0))
+    nothing = in_all(f4(0.0))
     for i in range(size):
-        _write(x, i, nothing)
-        _write(residual, i, nothing)
-        _write(direction, i, nothing)
-    _write(squared, u8(0), nothing)
+        write_lanes(x, i, nothing)
+        write_lanes(residual, i, nothing)
+        write_lanes(direction, i, nothing)
+    write_lanes(squared, u8(0), nothing)
     for lane in range(count):
         residual[ones[lane], lane], direction[ones[lane], lane], squared[0, lane] = f4(1.0), f4(1.0), f4(1.0)
     limit = f4(tolerance * tolerance)

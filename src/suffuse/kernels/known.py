@@ -1,0 +1,219 @@
+"""Supports by columns that are known already, instead of a walk from nothing.
+
+A column is the sum of all steps of the walk, c_i = e_i + alpha S c_i. So columns from before tell where the mass of a
+column will be, and from farther away than a short walk sees: those of the neighbours, sum_j alpha S_ij c_j, or the
+column itself, as it was before the graph changed. A group keeps the nodes of which one of its members has the most.
+"""
+
+import numpy as np
+
+from suffuse.kernels.codes import BROKEN
+from suffuse.kernels.jit import compiled, f4, f8, helper, i8, in_lanes, readonly, u1, u2, u4, u8, void, writable
+from suffuse.kernels.lanes import LANES, add_product, in_all, lanes_of, write_lanes
+from suffuse.kernels.table import lies_inside, read
+from suffuse.kernels.walk import largest, new_scratch, walk_support
+
+# The share of the mass on nodes that no column knows yet above which the columns from before tell too little: where
+# many new nodes come at once to one place, one step only reaches the first of them.
+_TOO_NEW = 0.25
+# The share of a support that they have to find: less is too little, as of columns that keep only a few entries.
+_TOO_FEW = 0.5
+
+_GROUPS = (i8, i8, i8, i8, readonly(u4), readonly(u4))
+_ALPHA_S = (readonly(u8), readonly(u4), readonly(f8))
+_SPANS = (readonly(i8), readonly(i8))
+_SUPPORTS = (i8, writable(u4, 2), writable(i8))
+
+
+@helper
+def _reach(node, met, reached, count):
+    """List a node whose mass is about to grow; returns how many are listed."""
+    reached[count] = u4(node)
+    count += u8(met[node] == u1(0))
+    met[node] = u1(1)
+    return count
+
+
+@helper
+def _ask(node, lane, weight, asked, count):
+    """Have `weight` times the column of a node added to a member's; returns how many columns that are."""
+    nodes, place_of, shares = asked
+    place = u8(place_of[node])  # from 1 on; 0 is none
+    if place == u8(0):
+        nodes[count] = u4(node)
+        count += u8(1)
+        place = count
+        place_of[node] = u4(place)
+    shares[place, lane] += f4(weight)
+    return count
+
+
+@helper
+def _ask_for_members(first, last, own, known, order, graph, asked, mass, met, reached):
+    """Which columns make up those of the nodes first..last; returns how many, and how many nodes have mass already.
+
+    The column itself where it is known and to be used, else e + alpha S times the columns of the neighbours.
+    """
+    indptr, indices, weights = graph
+    columns, count = u8(0), u8(0)
+    for node in range(first, last):
+        lane = node - first
+        if u8(order[node]) < own:
+            columns = _ask(node, lane, f8(1.0), asked, columns)
+            continue
+        count = _reach(node, met, reached, count)
+        mass[node, lane] += f4(1.0)
+        for place in range(indptr[node], indptr[node + u8(1)]):
+            other = u8(indices[place])
+            if u8(order[other]) < known:
+                columns = _ask(other, lane, weights[place], asked, columns)
+            else:
+                count = _reach(other, met, reached, count)
+                mass[other, lane] += f4(weights[place])
+    return columns, count
+
+
+@in_lanes
+def _add_column(element, shares, number, columns, room, mass, met, reached, count):
+    """Add a column to all members, as much as each has of it; returns how many nodes are listed, or BROKEN."""
+    ids, numbers = room
+    if not lies_inside(columns[0], columns[1], columns[2], element):
+        return BROKEN
+    length = read(*columns, element, ids, numbers)
+    if length == BROKEN:
+        return BROKEN
+    for entry in range(length):
+        if u8(ids[entry]) >= u8(columns[0].shape[0]):
+            return BROKEN
+        node = u8(number[u8(ids[entry])])
+        count = _reach(node, met, reached, count)
+        write_lanes(mass, node, add_product(lanes_of(mass, node), shares, in_all(f4(numbers[entry]))))
+    return count
+
+
+@helper
+def _most(mass, node):
+    """What the member has that has the most; 0 for what is no number."""
+    most = f4(0.0)
+    for lane in range(LANES):
+        most = mass[node, lane] if mass[node, lane] > most else most
+    return f8(most)
+
+
+@in_lanes
+def _step_to_new(frontier, size, known, order, graph, mass, met, reached, count, arrived, came):
+    """Give new nodes the mass that one step from the frontier brings; returns how many nodes are listed."""
+    indptr, indices, weights = graph
+    for f in range(size):
+        values = lanes_of(mass, u8(frontier[f]))
+        for place in range(indptr[u8(frontier[f])], indptr[u8(frontier[f]) + u8(1)]):
+            other = u8(indices[place])
+            if u8(order[other]) >= known:
+                new = u8(order[other]) - known
+                arrived[new] = u4(other)
+                write_lanes(came, new, add_product(lanes_of(came, new), values, in_all(f4(weights[place]))))
+    for new in range(u8(came.shape[0])):
+        if _most(came, new) > f8(0.0):
+            node = u8(arrived[new])
+            count = _reach(node, met, reached, count)
+            write_lanes(mass, node, lanes_of(came, new))
+            write_lanes(came, new, in_all(f4(0.0)))
+    return count
+
+
+@helper
+def _support(first, last, own, order, number, graph, columns, room, asked, lanes, truncation, scratch, support):
+    """The nodes of which a member of the group has the most; returns how many there are.
+
+    0 if the columns tell too little, so that a walk has to find them, and BROKEN if one is damaged.
+    """
+    best, _, frontier, _, _, reached, keys, bins = scratch
+    mass, met, arrived, came = lanes
+    known = u8(columns[0].shape[0])
+    wanted, count = _ask_for_members(first, last, own, known, order, graph, asked, mass, met, reached)
+    for place in range(wanted):
+        node = u8(asked[0][place])
+        shares = lanes_of(asked[2], place + u8(1))
+        count = _add_column(u8(order[node]), shares, number, columns, room, mass, met, reached, count)
+        if count == BROKEN:
+            return BROKEN
+        write_lanes(asked[2], place + u8(1), in_all(f4(0.0)))
+        asked[1][node] = u4(0)
+    if came.shape[0] > 0:
+        for r in range(count):
+            best[u8(reached[r])] = _most(mass, u8(reached[r]))
+        size = largest(best, reached, count, truncation, keys, bins, frontier)
+        count = _step_to_new(frontier, size, known, order, graph, mass, met, reached, count, arrived, came)
+    total, new, listed = f8(0.0), f8(0.0), count
+    for r in range(listed):
+        node = u8(reached[r])
+        best[node] = _most(mass, node)
+        total += best[node]
+        new += best[node] if u8(order[node]) >= known else f8(0.0)
+    for node in range(first, last):
+        count = _reach(node, met, reached, count)
+        best[node] = np.inf  # a node is always in its support
+    tells = f8(count) >= f8(_TOO_FEW) * f8(truncation) and new <= f8(_TOO_NEW) * total
+    size = largest(best, reached, count, truncation, keys, bins, support) if tells else u8(0)
+    for r in range(count):
+        node = u8(reached[r])
+        best[node], met[node] = f8(0.0), u1(0)
+        write_lanes(mass, node, in_all(f4(0.0)))
+    return size
+
+
+@helper
+def _new_room(group, indptr, starts, stops, entries):
+    """Room for any one column; for the shares of those that a group asks for; and for the masses of its members."""
+    nodes, known = indptr.shape[0] - 1, starts.shape[0]
+    longest, widest = i8(0), u8(0)
+    for column in range(u8(known)):
+        if lies_inside(starts, stops, entries, column):
+            longest = max(longest, stops[column] - starts[column])  # an entry has a byte at least
+    for node in range(u8(nodes)):
+        widest = max(widest, indptr[node + u8(1)] - indptr[node])
+    most = u8(group) * (widest + u8(1)) + u8(1)
+    room = (np.empty(longest, np.uint32), np.empty(longest, np.float64))
+    asked = (np.empty(most, np.uint32), np.zeros(nodes, np.uint32), np.zeros((most, LANES), np.float32))
+    lanes = (
+        np.zeros((nodes, LANES), np.float32),
+        np.zeros(nodes, np.uint8),
+        np.empty(nodes - known, np.uint32),
+        np.zeros((nodes - known, LANES), np.float32),
+    )
+    return room, asked, lanes
+
+
+@compiled(
+    void(*_GROUPS, *_ALPHA_S, *_SPANS, readonly(u1), readonly(f4), *_SUPPORTS),
+    void(*_GROUPS, *_ALPHA_S, *_SPANS, readonly(u4), readonly(u2), *_SUPPORTS),
+    void(*_GROUPS, *_ALPHA_S, *_SPANS, readonly(u4), readonly(f4), *_SUPPORTS),
+)
+def known_supports(
+    start, stop, group, own, order, number, indptr, indices, weights, starts, stops, entries, values, steps, supports,
+    out,
+):  # fmt: skip
+    """The supports of the nodes start..stop, one for each `group` of them in a row, LANES at most; out = their sizes.
+
+    Node i is element order[i], and element j is node number[j]. `weights` is alpha S; the columns are those of `table`,
+    of the elements that are known; elements after them are new. The first `own` elements are told by their own column,
+    the others by those of their neighbours. Where the columns tell too little, a walk of `steps` steps takes their
+    place. A row of `supports` has room for as many nodes as a support has at most. out = -1 for a damaged column.
+    """
+    graph, columns = (indptr, indices, weights), (starts, stops, entries, values)
+    room, asked, lanes = _new_room(group, indptr, starts, stops, entries)
+    truncation = u8(supports.shape[1])
+    scratch = new_scratch(indptr.shape[0] - 1, truncation)
+    first, place = u8(start), u8(0)
+    while first < u8(stop):
+        last, support = min(first + u8(group), u8(stop)), supports[place]
+        size = _support(
+            first, last, u8(own), order, number, graph, columns, room, asked, lanes, truncation, scratch, support
+        )
+        if size == BROKEN:
+            out[:] = i8(-1)
+            return
+        if size == u8(0):
+            size = walk_support(first, last, indptr, indices, weights, truncation, steps, scratch, support)
+        out[place] = i8(size)
+        first, place = last, place + u8(1)
