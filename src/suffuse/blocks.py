@@ -328,11 +328,10 @@ def draft_path(work: Path) -> Path:
 def _drafted(directory: Path) -> FindSupports:
     """Who finds supports by the drafts."""
     draft = held(*(map_array(directory / "draft" / f"{name}.npy").array for name in ("indptr", "codes", "scales")))
-    itself = np.arange(len(draft.starts), dtype=np.uint32)
+    itself, every = np.arange(len(draft.starts), dtype=np.uint32), len(draft.starts)
 
     def find(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
-        # A draft has the support of its group; those of the neighbours know what lies outside.
-        return known(alpha_s, start, stop, group, truncation, 0, itself, itself, *draft)
+        return known(alpha_s, start, stop, group, truncation, every, itself, itself, *draft)
 
     return find
 

@@ -2,8 +2,8 @@
 
 enter_lists    a list that gains an element loses its last one
 touched_nodes  whose row of S is another one now
+to_solve       whose columns are solved again at once
 solve          the columns of some elements, on the graph as it is now
-extended       other columns, with entries for what is new
 concerned      the columns that hold a touched node: what they were solved for has changed
 """
 
@@ -12,24 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.codes import CodedColumns, Held, encode, kernel_view, picked
-from suffuse.diffusion import (
-    Columns,
-    Entries,
-    Supports,
-    columns,
-    group_size,
-    known,
-    least_stored,
-    packed,
-    places_of,
-    plain_type,
-    walked,
-)
-from suffuse.errors import IndexBroken
+from suffuse.codes import CodedColumns, Held, encode, joined, kernel_view, picked
+from suffuse.diffusion import Columns, Supports, columns, group_size, known, places_of, walked
 from suffuse.graph import Graph, affinity, inverse, order_of_wanted, reordered, transition
 from suffuse.kernels.enter import enter_newcomers, find_above
-from suffuse.kernels.extend import extend_columns
 from suffuse.kernels.meet import meet_marked
 from suffuse.machine import cores, in_blocks, on_every_core
 from suffuse.neighbors import (
@@ -54,8 +40,13 @@ from suffuse.params import Params
 # Pairs whose similarity is computed at a time: so few that their rows stay in the cache.
 _PAIRS = 1 << 10
 
-# Columns that are extended at a time.
-_EXTENDED = 1024
+# Columns that are solved besides those of the new elements and of their neighbours: so few that they do not count where
+# an index is large, and that a change keeps a small one fresh. Measured on Oxford5k (docs/how-it-works.md).
+_BEYOND = 512
+
+# Neighbours whose columns are read whole to find the support of a group; of the others it is the head. Measured on
+# Oxford5k, the others tell no more as a whole, and take twice the time.
+_WHOLE = 8
 
 # Blocks of columns that each thread solves: so many that none waits long for the others at the end.
 _BLOCKS = 16
@@ -192,6 +183,24 @@ def touched_nodes(before: Neighbors, grown: Grown, graph: Graph) -> NDArray[np.i
     return neighbors_in(graph, np.union1d(neighbors_in(graph, new), grown.fallen[mutual]))
 
 
+def to_solve(graph: Graph, new: NDArray[np.int64], hidden: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The new nodes, their neighbours, and others that two steps from the new ones reach with the most mass."""
+    once = _step(graph, new, np.ones(len(new)))
+    near = np.flatnonzero(once)
+    twice = _step(graph, near, once[near])
+    twice[near] = twice[new] = twice[hidden] = 0
+    beyond = np.argsort(-twice, kind="stable")[:_BEYOND]
+    return np.union1d(np.union1d(new, near), beyond[twice[beyond] > 0])
+
+
+def _step(graph: Graph, nodes: NDArray[np.int64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
+    """alpha S v, by node, where v is `mass` at some nodes."""
+    indptr = graph.indptr.astype(np.int64)
+    starts, places = places_of(indptr[:-1], indptr[1:], nodes)
+    moved = graph.weights[places] * np.repeat(mass, np.diff(starts))
+    return np.bincount(graph.indices[places], moved, minlength=len(indptr) - 1).astype(np.float64, copy=False)
+
+
 def solve(
     graph: Graph,
     wanted: NDArray[np.int64],
@@ -221,8 +230,7 @@ def solve(
 
     def resumed(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
         """The supports of the nodes start..stop, by the columns from before."""
-        own = len(stored.starts)
-        return known(alpha_s, start, stop, group, truncation, own, order, number, *map(kernel_view, stored))
+        return known(alpha_s, start, stop, group, truncation, _WHOLE, order, number, *map(kernel_view, stored))
 
     def solved(start: int, stop: int) -> Columns | CodedColumns:
         supports_of = resumed if owners is None else walked
@@ -232,52 +240,6 @@ def solve(
 
     step = -(-count // (_BLOCKS * cores() * group)) * group
     return order[:count].astype(np.int32), joined(in_blocks(solved, count, step))
-
-
-def extended(
-    stored: Held, found: Entries, of: NDArray[np.integer], params: Params, is_stale: NDArray[np.bool_]
-) -> tuple[NDArray[np.int32], Columns | CodedColumns]:
-    """Stale columns with entries for the new elements, and whose they are.
-
-    `found` are the columns of the new elements `of`. L_alpha is symmetric, and so is its inverse: what column j says of
-    element i, column i says of element j.
-    """
-    new = np.repeat(of.astype(np.uint32), np.diff(found.indptr))
-    old = found.rows < len(is_stale)
-    old[old] = is_stale[found.rows[old]]
-    rows, new, values = found.rows[old], new[old], found.values[old].astype(np.float32)
-    by_row = np.argsort(rows, kind="stable")
-    wanted, first = np.unique(rows[by_row], return_index=True)
-    more_ptr = np.append(first, len(rows)).astype(np.int64)
-    new, values = new[by_row], values[by_row]
-    width = min(params.keep, params.truncation)
-
-    def some(start: int, stop: int) -> Columns | CodedColumns:
-        count = stop - start
-        ids, numbers = np.empty((count, width), np.uint32), np.empty((count, width), np.float32)
-        lengths = np.empty(count, np.int64)
-        more = slice(*more_ptr[[start, stop]])
-        extend_columns(
-            *map(kernel_view, picked(stored, wanted[start:stop])), len(is_stale),
-            more_ptr[start : stop + 1] - more_ptr[start], new[more], values[more], least_stored(params),
-            ids, numbers, lengths,
-        )  # fmt: skip
-        if (lengths < 0).any():
-            raise IndexBroken("a column of the index is damaged; run suffuse verify, then copy the index again")
-        indptr = np.concatenate([[0], np.cumsum(lengths)])
-        entries = packed(numbers, lengths).astype(plain_type(params), copy=False)
-        block = Columns(indptr, packed(ids, lengths).view(np.int32), entries, np.zeros(count))
-        return encode(block) if params.values == "uint8" else block
-
-    return wanted.astype(np.int32), joined(in_blocks(some, len(wanted), _EXTENDED))
-
-
-def joined(blocks: list[Columns | CodedColumns]) -> Columns | CodedColumns:
-    """The columns of all blocks."""
-    fields = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in blocks[0]._fields[1:]}
-    lengths = np.concatenate([np.diff(block.indptr) for block in blocks])
-    fields["indptr"] = np.concatenate([[0], np.cumsum(lengths)])
-    return type(blocks[0])(**fields)
 
 
 def concerned(stored: Held, nodes: NDArray[np.int64], reach: int, known: NDArray[np.integer]) -> NDArray[np.int64]:

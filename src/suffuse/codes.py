@@ -30,6 +30,14 @@ def encode(columns: Columns) -> CodedColumns:
     return CodedColumns(indptr, codes[: indptr[-1]].copy(), scales, kept, columns.residuals)
 
 
+def joined(blocks: list[Columns | CodedColumns]) -> Columns | CodedColumns:
+    """The columns of all blocks."""
+    fields = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in blocks[0]._fields[1:]}
+    lengths = np.concatenate([np.diff(block.indptr) for block in blocks])
+    fields["indptr"] = np.concatenate([[0], np.cumsum(lengths)])
+    return type(blocks[0])(**fields)
+
+
 class Held(NamedTuple):
     """Columns as an index holds them: column i is entries[starts[i]:stops[i]].
 

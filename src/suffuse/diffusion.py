@@ -23,9 +23,8 @@ _IMAGE_BLOCK = 1024
 # Steps of the walk that chooses a support; measured on Oxford5k, more change nothing (design.md).
 WALK_STEPS = 8
 
-# Drafts of columns: half as long a walk, half as many entries, and so many steps of conjugate gradient. Measured on
-# Oxford5k: whole columns as drafts change nothing (docs/how-it-works.md).
-_DRAFT_STEPS, _DRAFT_ITERATIONS = WALK_STEPS // 2, 8
+# Steps for columns that are only drafts; measured on Oxford5k, more change nothing (docs/how-it-works.md).
+_DRAFT_STEPS = 4
 
 # Supports of fewer nodes are not shared: eight columns would leave each too little of it. Measured on Oxford5k, where
 # mAP is the same from 400 nodes on, and up to two points lower below.
@@ -101,18 +100,13 @@ def columns(
 
 
 def draft_columns(alpha_s: Graph, start: int, stop: int, params: Params) -> Columns:
-    """Rough columns of the nodes start..stop, whose supports are shared; they need only tell where mass is."""
-    rough = dataclasses.replace(
-        params,
-        keep=max(params.keep // 2, 1),
-        iterations=min(params.iterations, _DRAFT_ITERATIONS),
-        values="uint8",
-    )
+    """Columns of the nodes start..stop to be solved again: they tell the supports of their neighbours' (`known`)."""
 
-    def shortly(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
+    def walk(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
         return walked(alpha_s, start, stop, group, truncation, _DRAFT_STEPS)
 
-    return columns(alpha_s, start, stop, rough, supports_of=shortly)
+    # To be coded, whatever the index holds.
+    return columns(alpha_s, start, stop, dataclasses.replace(params, values="uint8"), supports_of=walk)
 
 
 def group_size(params: Params) -> int:
@@ -153,14 +147,17 @@ def known(
     stop: int,
     group: int,
     truncation: int,
-    own: int,
+    whole: int,
     order: NDArray[np.uint32],
     number: NDArray[np.uint32],
     *stored: NDArray[Any],
 ) -> Supports:
-    """The supports that columns tell which are known already, as kernels take them (`kernels.known`)."""
+    """The supports that columns tell which are known already, as kernels take them (`kernels.known`).
+
+    The columns of so many neighbours are read as a `whole`.
+    """
     supports = room_for_supports(start, stop, group, truncation)
-    known_supports(start, stop, group, own, order, number, *alpha_s, *stored, WALK_STEPS, *supports)
+    known_supports(start, stop, group, whole, order, number, *alpha_s, *stored, WALK_STEPS, *supports)
     if (supports.sizes < 0).any():
         raise IndexBroken("a column of the index is damaged; run suffuse verify, then copy the index again")
     return supports

@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.arrays import map_extended, sync_directory
-from suffuse.changes import alpha_s_of, concerned, enter_lists, extended, joined, neighbors_in, solve, touched_nodes
-from suffuse.codes import Held, held, plain
+from suffuse.changes import alpha_s_of, concerned, enter_lists, solve, to_solve, touched_nodes
+from suffuse.codes import Held, held, joined, plain
 from suffuse.compaction import Content, compacted
 from suffuse.current import all_lists, check_owners_fit
 from suffuse.diffusion import Entries, image_type, image_vectors
 from suffuse.errors import ChangeFailed, IndexBroken, IndexProblem, InvalidInput, InvalidParams
+from suffuse.extension import extended
 from suffuse.features import apply_whitening, check_matrix, check_owners, unit_rows
 from suffuse.items import check_items, encode_items
 from suffuse.manifest import LIST_FILES, Manifest, base_of, column_files, read_manifest, write_manifest
@@ -225,21 +226,21 @@ class _Writer:
         new = np.arange(old, len(features))
         pooled = is_pooled(stored)
         pool = owners if pooled else None
-        order, solved = solve(graph, neighbors_in(graph, new), params, features, pool, stored.columns)
+        order, solved = solve(graph, to_solve(graph, new, hidden), params, features, pool, stored.columns)
         touched = touched_nodes(before, grown, graph)
         met = touched if not pooled else np.unique(stored.owners[touched[touched < old]])  # type: ignore[index]
         reach = stored.ids.count if pooled else old
         known = np.concatenate([stored.stale, order[order < old]])
         stale = stale_after(concerned(stored.columns, met, reach, known), order, order[:0])
         stale = stale[~hidden[stale]]
-        column_of, solved_count = order, len(order)
+        column_of, count = order, len(order)
         if not pooled:
             is_stale = np.zeros(old, bool)
             is_stale[stale] = True
             of_new = np.flatnonzero(order >= old)
-            found = plain(held(solved.indptr, solved[1], solved[2]), of_new)
+            found = plain(held(*solved[:3]), of_new)
             others, more = extended(stored.columns, found, order[of_new], params, is_stale)
-            column_of, solved = np.concatenate([order, others]), joined([solved, more])
+            column_of, solved = np.concatenate([order, others]), joined([solved, *more])
         changed = np.concatenate([grown.changed, new])
         segment = segment._replace(
             list_of=changed.astype(np.int32),
@@ -253,7 +254,7 @@ class _Writer:
         )
         if stored.images is not None and owners is not None:
             segment = self._with_images(segment, owners, places)
-        return segment, len(grown.changed), solved_count
+        return segment, len(grown.changed), count
 
     def _features_with(self, segment: Segment) -> Features:
         """All rows in one array; only those of segments are copied."""

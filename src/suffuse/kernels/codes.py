@@ -92,7 +92,17 @@ def most_entries(codes, start, stop):
 
 
 @helper
-def _write_varint(number, codes, place):
+def end_of_head(codes, place, stop):
+    """Where the levels of the tail begin, in a column that was read and has one."""
+    for _ in range(HEAD):
+        _, place = _read_varint(codes, place, stop)
+        place += u8(1)
+    return place
+
+
+@helper
+def write_varint(number, codes, place):
+    """Write a number; returns where the next one goes."""
     while number >= u8(128):
         codes[place] = u1(number & u8(127)) | u1(128)
         number >>= u8(7)
@@ -109,11 +119,11 @@ def _write_entries(keys, count, in_head, codes, place):
     for k in range(u8(count)):
         id, level = keys[k] >> u8(8), keys[k] & u8(255)
         if in_head:
-            place = _write_varint(id - previous, codes, place)
+            place = write_varint(id - previous, codes, place)
             codes[place] = u1(level)
             place += u8(1)
         else:
-            place = _write_varint((id - previous) << u8(TAIL_BITS) | level, codes, place)
+            place = write_varint((id - previous) << u8(TAIL_BITS) | level, codes, place)
         previous = id
     return place
 

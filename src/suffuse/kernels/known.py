@@ -1,8 +1,8 @@
 """Supports by columns that are known already, instead of a walk from nothing.
 
-A column is the sum of all steps of the walk, c_i = e_i + alpha S c_i. So columns from before tell where the mass of a
-column will be, and from farther away than a short walk sees: those of the neighbours, sum_j alpha S_ij c_j, or the
-column itself, as it was before the graph changed. A group keeps the nodes of which one of its members has the most.
+A column is the sum of all steps of the walk: c_i = e_i + sum_j alpha S_ij c_j. So the columns of the neighbours, which
+may be drafts, or from before the graph changed, tell where the mass of a column will be, and from farther away than a
+short walk sees. A group keeps the nodes of which one of its members has the most.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from suffuse.kernels.codes import BROKEN
 from suffuse.kernels.jit import compiled, f4, f8, helper, i8, in_lanes, readonly, u1, u2, u4, u8, void, writable
 from suffuse.kernels.lanes import LANES, add_product, in_all, lanes_of, write_lanes
-from suffuse.kernels.table import lies_inside, read
+from suffuse.kernels.table import lies_inside, read, read_head
 from suffuse.kernels.walk import largest, new_scratch, walk_support
 
 # The share of the mass on nodes that no column knows yet above which the columns from before tell too little: where
@@ -35,51 +35,69 @@ def _reach(node, met, reached, count):
 
 
 @helper
-def _ask(node, lane, weight, asked, count):
-    """Have `weight` times the column of a node added to a member's; returns how many columns that are."""
-    nodes, place_of, shares = asked
+def _ask(node, lane, weight, is_whole, asked, count):
+    """Have `weight` times the column of a node, or of its head, added to a member's; returns how many columns that are.
+
+    A column of which one member wants the whole is read as a whole for all.
+    """
+    nodes, whole, place_of, shares = asked
     place = u8(place_of[node])  # from 1 on; 0 is none
     if place == u8(0):
-        nodes[count] = u4(node)
+        nodes[count], whole[count] = u4(node), u1(0)
         count += u8(1)
         place = count
         place_of[node] = u4(place)
+    whole[place - u8(1)] |= u1(is_whole)
     shares[place, lane] += f4(weight)
     return count
 
 
 @helper
-def _ask_for_members(first, last, own, known, order, graph, asked, mass, met, reached):
+def _least_whole(weights, heaviest):
+    """The weight of the heaviest.shape[0]-th heaviest edge, or 0 if there are not so many."""
+    filled, room = u8(0), u8(heaviest.shape[0])
+    for weight in weights:
+        if filled == room and weight <= heaviest[room - u8(1)]:
+            continue
+        place = min(filled, room - u8(1))
+        filled += u8(filled < room)
+        while place > u8(0) and heaviest[place - u8(1)] < weight:
+            heaviest[place] = heaviest[place - u8(1)]
+            place -= u8(1)
+        heaviest[place] = weight
+    return heaviest[room - u8(1)] if filled == room else f8(0.0)
+
+
+@helper
+def _ask_for_members(first, last, known, order, graph, asked, heaviest, mass, met, reached):
     """Which columns make up those of the nodes first..last; returns how many, and how many nodes have mass already.
 
-    The column itself where it is known and to be used, else e + alpha S times the columns of the neighbours.
+    Those are the members themselves, and their neighbours that are new and have no column.
     """
     indptr, indices, weights = graph
     columns, count = u8(0), u8(0)
     for node in range(first, last):
         lane = node - first
-        if u8(order[node]) < own:
-            columns = _ask(node, lane, f8(1.0), asked, columns)
-            continue
         count = _reach(node, met, reached, count)
         mass[node, lane] += f4(1.0)
+        least = _least_whole(weights[indptr[node] : indptr[node + u8(1)]], heaviest)
         for place in range(indptr[node], indptr[node + u8(1)]):
             other = u8(indices[place])
-            if u8(order[other]) < known:
-                columns = _ask(other, lane, weights[place], asked, columns)
-            else:
+            if u8(order[other]) >= known:
                 count = _reach(other, met, reached, count)
                 mass[other, lane] += f4(weights[place])
+            else:
+                columns = _ask(other, lane, weights[place], weights[place] >= least, asked, columns)
     return columns, count
 
 
 @in_lanes
-def _add_column(element, shares, number, columns, room, mass, met, reached, count):
-    """Add a column to all members, as much as each has of it; returns how many nodes are listed, or BROKEN."""
+def _add_column(element, whole, shares, number, columns, room, mass, met, reached, count):
+    """Add a column or its head to all members, as much as each has of it; returns how many are listed, or BROKEN."""
     ids, numbers = room
     if not lies_inside(columns[0], columns[1], columns[2], element):
         return BROKEN
-    length = read(*columns, element, ids, numbers)
+    length = read(*columns, element, ids, numbers) if whole else read_head(*columns, element, ids, numbers)
     if length == BROKEN:
         return BROKEN
     for entry in range(length):
@@ -122,23 +140,24 @@ def _step_to_new(frontier, size, known, order, graph, mass, met, reached, count,
 
 
 @helper
-def _support(first, last, own, order, number, graph, columns, room, asked, lanes, truncation, scratch, support):
+def _support(first, last, order, number, graph, columns, room, asked, lanes, truncation, scratch, support):
     """The nodes of which a member of the group has the most; returns how many there are.
 
     0 if the columns tell too little, so that a walk has to find them, and BROKEN if one is damaged.
     """
     best, _, frontier, _, _, reached, keys, bins = scratch
-    mass, met, arrived, came = lanes
+    mass, met, arrived, came, heaviest = lanes
+    nodes, whole, place_of, shares = asked
     known = u8(columns[0].shape[0])
-    wanted, count = _ask_for_members(first, last, own, known, order, graph, asked, mass, met, reached)
+    wanted, count = _ask_for_members(first, last, known, order, graph, asked, heaviest, mass, met, reached)
     for place in range(wanted):
-        node = u8(asked[0][place])
-        shares = lanes_of(asked[2], place + u8(1))
-        count = _add_column(u8(order[node]), shares, number, columns, room, mass, met, reached, count)
+        node = u8(nodes[place])
+        share = lanes_of(shares, place + u8(1))
+        count = _add_column(u8(order[node]), whole[place], share, number, columns, room, mass, met, reached, count)
         if count == BROKEN:
             return BROKEN
-        write_lanes(asked[2], place + u8(1), in_all(f4(0.0)))
-        asked[1][node] = u4(0)
+        write_lanes(shares, place + u8(1), in_all(f4(0.0)))
+        place_of[node] = u4(0)
     if came.shape[0] > 0:
         for r in range(count):
             best[u8(reached[r])] = _most(mass, u8(reached[r]))
@@ -163,7 +182,7 @@ def _support(first, last, own, order, number, graph, columns, room, asked, lanes
 
 
 @helper
-def _new_room(group, indptr, starts, stops, entries):
+def _new_room(group, whole, indptr, starts, stops, entries):
     """Room for any one column; for the shares of those that a group asks for; and for the masses of its members."""
     nodes, known = indptr.shape[0] - 1, starts.shape[0]
     longest, widest = i8(0), u8(0)
@@ -174,12 +193,18 @@ def _new_room(group, indptr, starts, stops, entries):
         widest = max(widest, indptr[node + u8(1)] - indptr[node])
     most = u8(group) * (widest + u8(1)) + u8(1)
     room = (np.empty(longest, np.uint32), np.empty(longest, np.float64))
-    asked = (np.empty(most, np.uint32), np.zeros(nodes, np.uint32), np.zeros((most, LANES), np.float32))
+    asked = (
+        np.empty(most, np.uint32),
+        np.empty(most, np.uint8),
+        np.zeros(nodes, np.uint32),
+        np.zeros((most, LANES), np.float32),
+    )
     lanes = (
         np.zeros((nodes, LANES), np.float32),
         np.zeros(nodes, np.uint8),
         np.empty(nodes - known, np.uint32),
         np.zeros((nodes - known, LANES), np.float32),
+        np.empty(min(u8(whole), widest + u8(1)), np.float64),
     )
     return room, asked, lanes
 
@@ -190,26 +215,24 @@ def _new_room(group, indptr, starts, stops, entries):
     void(*_GROUPS, *_ALPHA_S, *_SPANS, readonly(u4), readonly(f4), *_SUPPORTS),
 )
 def known_supports(
-    start, stop, group, own, order, number, indptr, indices, weights, starts, stops, entries, values, steps, supports,
+    start, stop, group, whole, order, number, indptr, indices, weights, starts, stops, entries, values, steps, supports,
     out,
 ):  # fmt: skip
     """The supports of the nodes start..stop, one for each `group` of them in a row, LANES at most; out = their sizes.
 
     Node i is element order[i], and element j is node number[j]. `weights` is alpha S; the columns are those of `table`,
-    of the elements that are known; elements after them are new. The first `own` elements are told by their own column,
-    the others by those of their neighbours. Where the columns tell too little, a walk of `steps` steps takes their
+    of the elements that are known; elements after them are new. Of the `whole` neighbours with the heaviest edges, the
+    whole column is read, of the others its head. Where the columns tell too little, a walk of `steps` steps takes their
     place. A row of `supports` has room for as many nodes as a support has at most. out = -1 for a damaged column.
     """
     graph, columns = (indptr, indices, weights), (starts, stops, entries, values)
-    room, asked, lanes = _new_room(group, indptr, starts, stops, entries)
+    room, asked, lanes = _new_room(group, whole, indptr, starts, stops, entries)
     truncation = u8(supports.shape[1])
     scratch = new_scratch(indptr.shape[0] - 1, truncation)
     first, place = u8(start), u8(0)
     while first < u8(stop):
         last, support = min(first + u8(group), u8(stop)), supports[place]
-        size = _support(
-            first, last, u8(own), order, number, graph, columns, room, asked, lanes, truncation, scratch, support
-        )
+        size = _support(first, last, order, number, graph, columns, room, asked, lanes, truncation, scratch, support)
         if size == BROKEN:
             out[:] = i8(-1)
             return
