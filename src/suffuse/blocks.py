@@ -1,6 +1,6 @@
-"""The tasks of a build: functions of file paths, so that threads, processes or a cluster can run them.
+"""The tasks of a build up to its graph: functions of file paths, which threads, processes or a cluster can run.
 
-A working directory holds everything that tasks read and write:
+Those of columns are in `column_blocks`. A working directory holds everything that tasks read and write:
 
     plan.json             parameters and fingerprints of the build
     index/                the future index; features.npy is there before the first task
@@ -11,7 +11,7 @@ A working directory holds everything that tasks read and write:
     lists/*.npy           the same of all rows, by element
     edges/START.npz       the affinity A of a block of rows, and their sums
     graph/*.npy           alpha S, the order of its nodes, and summary.json
-    drafts/START.npz      rough columns of a block of nodes, in that order, which tell the supports of the real ones
+    drafts/START.npz      columns of a block of nodes, in that order, to be solved again on the supports that they tell
     draft/*.npy           the same of all nodes
     columns/START.npz     columns of a block of nodes, in that order
 
@@ -24,43 +24,27 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from suffuse import approximate
 from suffuse.arrays import map_array, write_array, write_blocks, write_bytes, write_json, write_side_by_side
 from suffuse.cells import Cells, make_cells, nearest_in_cells
-from suffuse.codes import encode, held, plain
 from suffuse.diffusion import (
-    FindSupports,
-    Supports,
-    columns,
-    draft_columns,
     group_size,
-    image_type,
-    image_vectors,
-    known,
-    places_of,
 )
 from suffuse.graph import Graph, affinity, degrees_of, inverse, order_along, renumbered, summarize, transition
 from suffuse.hnsw import HnswGraph, build_hnsw, nearest_by_hnsw
 from suffuse.kernels.lanes import LANES
-from suffuse.manifest import ARRAY_TYPES, GRAPH_FILES, column_files
+from suffuse.manifest import ARRAY_TYPES, GRAPH_FILES
 from suffuse.neighbors import Features, Find, Neighbors, load_faiss, nearest_to_rows, one_thread
 from suffuse.params import GraphSearch, Params
 from suffuse.shards import between, merged, shard_starts, within
 
 _LIST_TYPES = {"ids": np.int32, "sims": np.float32}
 _GRAPH_TYPES = dict(zip(Graph._fields, (np.uint64, np.uint32, np.float64), strict=True))
-
-
-class ColumnCounts(NamedTuple):
-    """What the manifest says about all columns together."""
-
-    entries: int
-    unconverged: int
 
 
 def block_starts(n: int) -> Sequence[int]:
@@ -121,7 +105,7 @@ def search_task(work: str, search: GraphSearch) -> None:
     features = map_array(directory / "index" / "features.npy").array
     with one_thread():
         if search == "cells":
-            for name, array in make_cells(features, _params(directory).probes)._asdict().items():
+            for name, array in make_cells(features, params_in(directory).probes)._asdict().items():
                 write_array(directory / "search" / f"cells-{name}.npy", array)
         else:
             approximate.write_index(_search_path(directory, search), features, search)
@@ -139,7 +123,8 @@ def seeds_task(work: str, _: None) -> None:
         write_array(index / f"hnsw_{name}.npy", array)
 
 
-def _find(directory: Path, search: GraphSearch, params: Params) -> Find:
+def search_in(directory: Path, search: GraphSearch, params: Params) -> Find:
+    """How the neighbours of rows are found."""
     if search == "exact":
         return nearest_to_rows
     index = approximate.read_index(_search_path(directory, search), search, params)
@@ -160,7 +145,7 @@ def pairs_of_shards(work: Path, n: int) -> tuple[dict[Path, tuple[int, int]], di
 
 def pair_task(work: str, pair: tuple[int, int]) -> None:
     """Which elements of two shards are near to each other; of one with itself, if `pair` names it twice."""
-    directory, k = Path(work), _params(Path(work)).k
+    directory, k = Path(work), params_in(Path(work)).k
     features = map_array(directory / "index" / "features.npy").array
     starts, n = shard_starts(len(features), block_rows(len(features))), len(features)
     a, b = (range(start, min(start + starts.step, n)) for start in pair)
@@ -183,7 +168,7 @@ def _nearest_by_pairs(directory: Path, features: Features, start: int, stop: int
 
 def neighbors_task(work: str, start: int, stop: int) -> None:
     """k-NN of the rows start..stop against all; where the graph is searched by cells, of those positions (`Cells`)."""
-    directory, params = Path(work), _params(Path(work))
+    directory, params = Path(work), params_in(Path(work))
     features = map_array(directory / "index" / "features.npy").array
     with one_thread():
         if params.graph_search == "exact":
@@ -197,13 +182,13 @@ def neighbors_task(work: str, start: int, stop: int) -> None:
             own = np.arange(start, stop, dtype=np.uint32)
             found = nearest_by_hnsw(features[start:stop], features, links, params.k, params.ef, own_ids=own)
         else:
-            found = _find(directory, params.graph_search, params)(features, start, stop, params.k)
-    _write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)
+            found = search_in(directory, params.graph_search, params)(features, start, stop, params.k)
+    write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)
 
 
 def lists_task(work: str, n: int) -> None:
     """The k-NN lists of all blocks in two files by element, which the next stages map."""
-    directory, params = Path(work), _params(Path(work))
+    directory, params = Path(work), params_in(Path(work))
     shape = (n, min(params.k, n))
 
     def parts(name: str) -> Iterator[NDArray[Any]]:
@@ -228,9 +213,9 @@ def _lists(directory: Path) -> Neighbors:
 
 def edges_task(work: str, start: int, stop: int) -> None:
     """The rows start..stop of the affinity A, with their sums: the degrees of these nodes."""
-    directory, params = Path(work), _params(Path(work))
+    directory, params = Path(work), params_in(Path(work))
     a = affinity(_lists(directory), params.gamma, range(start, stop))
-    _write_npz(block_path(directory, "edges", start), **a._asdict(), degrees=degrees_of(a))
+    write_npz(block_path(directory, "edges", start), **a._asdict(), degrees=degrees_of(a))
 
 
 def graph_task(work: str, n: int) -> None:
@@ -238,7 +223,7 @@ def graph_task(work: str, n: int) -> None:
 
     Rows come and go in blocks; what is held is a few numbers per node, and files that are mapped.
     """
-    directory, params = Path(work), _params(Path(work))
+    directory, params = Path(work), params_in(Path(work))
     counts, degrees = (np.concatenate(parts) for parts in zip(*_counts_and_degrees(directory, n), strict=True))
 
     def rows_of_s() -> Iterator[Graph]:
@@ -251,7 +236,7 @@ def graph_task(work: str, n: int) -> None:
     files = {directory / "graph" / f"{name}.npy": dtype for name, dtype in _GRAPH_TYPES.items()}
     order = np.arange(n, dtype=np.uint32)
     _write_graph(files, counts, (s._replace(weights=params.alpha * s.weights) for s in rows_of_s()))
-    alpha_s = _alpha_s(directory)
+    alpha_s = alpha_s_in(directory)
     summary = summarize(alpha_s)
     if params.support == "graph":
         order = order_along(alpha_s, group_size(params))
@@ -280,7 +265,8 @@ def _write_graph(files: dict[Path, Any], counts: NDArray[np.uint64], blocks: Ite
     )
 
 
-def _alpha_s(directory: Path) -> Graph:
+def alpha_s_in(directory: Path) -> Graph:
+    """alpha S, of the nodes in their order."""
     return Graph(*(map_array(directory / "graph" / f"{name}.npy").array for name in Graph._fields))
 
 
@@ -294,114 +280,18 @@ def _most_listed(directory: Path, n: int) -> int:
     return 1 + int(times.max())  # each element lists itself, once
 
 
-def has_drafts(params: Params) -> bool:
-    """Whether columns are drafted first: where they share supports, which have to suit all of a group."""
-    return group_size(params) > 1
-
-
-def drafts_task(work: str, start: int, stop: int) -> None:
-    """Drafts of the columns of the nodes start..stop, over nodes."""
-    directory, params = Path(work), _params(Path(work))
-    with one_thread():
-        block = encode(draft_columns(_alpha_s(directory), start, stop, params))
-    _write_npz(block_path(directory, "drafts", start), **block._asdict())
-
-
-def draft_task(work: str, n: int) -> None:
-    """The drafts of all nodes, in files that can be mapped."""
-    directory = Path(work)
-
-    def parts(name: str) -> Iterator[NDArray[Any]]:
-        return (np.load(block_path(directory, "drafts", start))[name] for start in block_starts(n))
-
-    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(block) for block in parts("indptr")]))])
-    write_array(directory / "draft" / "indptr.npy", indptr)
-    write_array(directory / "draft" / "scales.npy", np.concatenate(list(parts("scales"))))
-    write_blocks(draft_path(directory), np.uint8, (int(indptr[-1]),), parts("codes"))
-
-
-def draft_path(work: Path) -> Path:
-    """The last file of all drafts."""
-    return work / "draft" / "codes.npy"
-
-
-def _drafted(directory: Path) -> FindSupports:
-    """Who finds supports by the drafts."""
-    draft = held(*(map_array(directory / "draft" / f"{name}.npy").array for name in ("indptr", "codes", "scales")))
-    itself, every = np.arange(len(draft.starts), dtype=np.uint32), len(draft.starts)
-
-    def find(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
-        return known(alpha_s, start, stop, group, truncation, every, itself, itself, *draft)
-
-    return find
-
-
-def columns_task(work: str, start: int, stop: int) -> None:
-    """Columns of the nodes start..stop, in the order of the graph."""
-    directory, params = Path(work), _params(Path(work))
-    alpha_s = _alpha_s(directory)
-    features = map_array(directory / "index" / "features.npy").array
-    owners_path = directory / "index" / "owners.npy"
-    owners = map_array(owners_path).array if params.pool == "sum" and owners_path.exists() else None
-    find = _find(directory, params.support_search, params) if params.support == "features" else nearest_to_rows
-    supports_of = _drafted(directory) if has_drafts(params) else None
-    with one_thread():
-        block = columns(alpha_s, start, stop, params, features, owners, find, _order(directory), supports_of)
-    stored = encode(block) if params.values == "uint8" else block
-    _write_npz(block_path(directory, "columns", start), **stored._asdict())
-
-
-def _order(directory: Path) -> NDArray[np.uint32]:
+def order_in(directory: Path) -> NDArray[np.uint32]:
+    """Which element each node is."""
     return map_array(directory / "graph" / "order.npy").array
 
 
-def join_columns(work: Path, n: int) -> ColumnCounts:
-    """Write the columns of all blocks into the index, by element, never all of them in memory."""
-    index, params, order = work / "index", _params(work), _order(work)
-
-    def parts(name: str) -> Iterator[NDArray[Any]]:
-        return (np.load(block_path(work, "columns", start))[name] for start in block_starts(n))
-
-    def by_element(name: str, dtype: DTypeLike) -> None:
-        # First as the blocks have them, in a file that can be mapped; then element after element.
-        write_blocks(work / "columns" / f"{name}.npy", dtype, (int(found[-1]),), parts(name))
-        joined = map_array(work / "columns" / f"{name}.npy").array
-        ids = (place[start : start + block_rows(n)] for start in block_starts(n))
-        write_blocks(
-            index / f"{name}.npy", dtype, joined.shape, (joined[places_of(found[:-1], found[1:], of)[1]] for of in ids)
-        )
-        (work / "columns" / f"{name}.npy").unlink()
-
-    place = inverse(order)
-    found = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(block) for block in parts("indptr")]))])
-    write_array(index / "indptr.npy", np.concatenate([[0], np.cumsum(np.diff(found)[place])]))
-    entries = int(found[-1])
-    if params.values == "uint8":
-        entries = sum(int(lengths.sum()) for lengths in parts("lengths"))
-        by_element("codes", np.uint8)
-        write_array(index / "scales.npy", np.concatenate(list(parts("scales")))[place])
-    else:
-        by_element("rows", np.int32)
-        by_element("values", params.values)
-    return ColumnCounts(entries, sum(int((residuals > params.tolerance).sum()) for residuals in parts("residuals")))
-
-
-def image_task(work: str, images: int) -> None:
-    """The vectors of images that the second look compares with, from the finished columns of a regional index."""
-    index, params = Path(work) / "index", _params(Path(work))
-    stored = (map_array(index / name).array for name in ("indptr.npy", *column_files(params)))
-    columns_of = functools.partial(plain, held(*stored))
-    owners, dtype = map_array(index / "owners.npy").array, image_type(params)
-    vectors = image_vectors(columns_of, owners, images, params.keep, dtype)
-    for name, array in vectors._asdict().items():
-        write_array(index / f"image_{name}.npy", array)
-
-
-def _params(directory: Path) -> Params:
+def params_in(directory: Path) -> Params:
+    """What is built."""
     return Params.from_dict(json.loads((directory / "plan.json").read_bytes())["params"])
 
 
-def _write_npz(path: Path, **arrays: NDArray[Any]) -> None:
+def write_npz(path: Path, **arrays: NDArray[Any]) -> None:
+    """Write what a task found, whole."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     write_bytes(path, [buffer.getvalue()])

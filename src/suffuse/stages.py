@@ -14,15 +14,8 @@ from suffuse.blocks import (
     block_path,
     block_rows,
     block_starts,
-    columns_task,
-    draft_path,
-    draft_task,
-    drafts_task,
     edges_task,
     graph_task,
-    has_drafts,
-    image_task,
-    join_columns,
     lists_task,
     neighbors_task,
     pair_task,
@@ -31,6 +24,15 @@ from suffuse.blocks import (
     search_task,
     seeds_results,
     seeds_task,
+)
+from suffuse.column_blocks import (
+    columns_task,
+    draft_path,
+    draft_task,
+    drafts_task,
+    has_drafts,
+    image_task,
+    join_columns,
 )
 from suffuse.manifest import LIST_FILES, Manifest, describe_files
 from suffuse.params import Params
