@@ -35,7 +35,7 @@ def finished_blocks(path):
 
 
 def finished_tasks(path):
-    """Tasks whose last file is there: blocks, and pairs of shards and edges unless they are no longer needed."""
+    """Tasks whose last file is there: blocks; and pairs of shards, edges and drafts as long as they are needed."""
     work = path.with_name(path.name + ".building")
     pairs = [file.stem.split("-") for file in work.glob("pairs/*.npy")]
     later = [a >= b for a, b in pairs]  # of the two files of a pair, the one of the later shard comes last
@@ -43,7 +43,8 @@ def finished_tasks(path):
     if len(list(work.glob("neighbors/*.npz"))) == len(block_starts(n)):
         later = []
     edges = [] if (work / "graph" / "summary.json").exists() else list(work.glob("edges/*.npz"))
-    return sum(later) + len(edges) + finished_blocks(path)
+    drafts = [] if (work / "draft" / "codes.npy").exists() else list(work.glob("drafts/*.npz"))
+    return sum(later) + len(edges) + len(drafts) + finished_blocks(path)
 
 
 class Given:
@@ -51,7 +52,8 @@ class Given:
 
     params = Params(k=10, truncation=100, keep=50)
 
-    def __init__(self, directory, n):
+    def __init__(self, directory, n, **others):
+        self.params = Params(**self.params.to_dict() | others)
         self.features = clusters(np.random.default_rng(5), n, 8, count=20)
         self.file = directory / "features.npy"
         np.save(self.file, self.features)

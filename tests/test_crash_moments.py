@@ -122,6 +122,24 @@ def test_a_build_that_dies_at_any_moment_leaves_a_whole_index_or_none(little, tm
 
 
 @pytest.mark.usefixtures("faults", "_no_waiting_for_the_disk")
+def test_a_build_that_dies_while_it_drafts_columns_goes_on(tmp_path):
+    given = Given(tmp_path, 200, truncation=400)
+    with Fault(tmp_path, 1000, Killed) as fault:
+        given.build(tmp_path / "whole" / "x.index", jobs=1)
+    drafting = [moment for moment, change in enumerate(fault.changes) if "draft" in change]
+    assert len(drafting) > 8
+    for moment in drafting:
+        path = tmp_path / str(moment) / "x.index"
+        with Fault(path.parent, moment, Killed), pytest.raises(Killed):
+            given.build(path, jobs=1)
+        if (found := content(path)) is None:
+            assert_resumes(given, path)
+        else:  # drafts go last, when the index has its name
+            assert found == given.expected
+            assert moment > drafting[8]
+
+
+@pytest.mark.usefixtures("faults", "_no_waiting_for_the_disk")
 def test_a_forced_build_that_dies_at_any_moment_loses_no_index(little, tmp_path):
     build(little.features[:20], tmp_path / "old.index", little.params)
     old, seen = directory_bytes(tmp_path / "old.index"), []

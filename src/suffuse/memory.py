@@ -14,8 +14,10 @@ GIGABYTE = 1e9
 _PROGRAM = 350e6
 # Arrays of keys in a pair of shards: two lists of twice the length, and their sorted copies.
 _COPIES_OF_KEYS = 8
-# Bytes per node of what a thread walks and solves with (kernels.walk, and positions).
-_SCRATCH = 44
+# Bytes per node of what a thread walks and solves with (kernels.walk, kernels.known, and positions).
+_SCRATCH = 81
+# Bytes per entry of the drafts of all columns, which are mapped.
+_DRAFT = 2
 # Bytes per possible edge of what is mapped at a time: the lists, or the graph that columns walk on.
 _EDGE = 12
 # Bytes per node of what numbers the nodes along the graph (kernels.order), and degrees, counts and places.
@@ -33,7 +35,8 @@ def needed(
     lists = float(n) * min(params.k, n)
     wanted = max(params.keep, params.truncation if params.support == "features" else 0)
     graph = _EDGE * lists + _NODE * n + jobs * 36.0 * block_rows * min(params.k, n)
-    columns = _EDGE * lists + jobs * (_SCRATCH * n + 24.0 * block_rows * min(wanted, n))
+    drafts = _DRAFT * float(n) * min(params.keep, n) if params.support == "graph" else 0.0
+    columns = _EDGE * lists + drafts + jobs * (_SCRATCH * n + 24.0 * block_rows * min(wanted, n))
     linked = "hnsw" in (params.seed_search, params.graph_search, params.support_search)
     links = features + _LINKS * n if linked else 0.0  # faiss has a copy of the features
     return _PROGRAM + given + features + max(pairs, graph, columns, links)

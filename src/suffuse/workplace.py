@@ -16,6 +16,9 @@ from suffuse.writing import undisturbed
 
 logger = logging.getLogger(__name__)
 
+# The directories of a build (`blocks`).
+_PARTS = ("index", "search", "pairs", "neighbors", "lists", "edges", "graph", "drafts", "draft", "columns")
+
 
 def work_path(final: Path) -> Path:
     """Where an index is built."""
@@ -71,18 +74,7 @@ def working_directory(final: Path, plan: dict[str, Any], force: bool) -> Iterato
         if plan_path.exists() and not (work / "index").exists():
             plan_path.unlink()  # that build got as far as its name: lists and graph went along
         if not plan_path.exists():
-            for name in (
-                "index",
-                "search",
-                "pairs",
-                "neighbors",
-                "lists",
-                "edges",
-                "graph",
-                "drafts",
-                "draft",
-                "columns",
-            ):
+            for name in _PARTS:
                 remove(work / name)
             write_json(plan_path, plan)
         (work / "index").mkdir(exist_ok=True)
