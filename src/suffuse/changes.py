@@ -228,12 +228,12 @@ def solve(
         found = nearest_to_elements(rows, order[start:stop], k)
         return Neighbors(number[found.ids].astype(np.int32), found.sims)
 
-    def resumed(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
+    def told(alpha_s: Graph, start: int, stop: int, group: int, truncation: int) -> Supports:
         """The supports of the nodes start..stop, by the columns from before."""
         return known(alpha_s, start, stop, group, truncation, _WHOLE, order, number, *map(kernel_view, stored))
 
     def solved(start: int, stop: int) -> Columns | CodedColumns:
-        supports_of = resumed if owners is None else walked
+        supports_of = told if owners is None else walked
         with one_thread():
             block = columns(graph, start, stop, params, features, owners, find, order, supports_of)
         return encode(block) if params.values == "uint8" else block
