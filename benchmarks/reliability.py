@@ -33,7 +33,6 @@ def main() -> None:
     """Do one of both, and say what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, default=Path("out/bench"))
-    parser.add_argument("--seed", type=int, default=1)
     verbs = parser.add_subparsers(dest="verb", required=True)
     kills = verbs.add_parser("kills")
     kills.add_argument("--moments", type=int, default=200)

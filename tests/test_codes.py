@@ -213,11 +213,11 @@ def test_a_coded_search_is_near_to_a_plain_one(path, tmp_path):
 
 
 def test_the_blocks_of_a_coded_build_do_not_change_it(tmp_path, monkeypatch):
-    from suffuse import blocks, stages
+    from suffuse import blocks, column_blocks, stages
 
     features, params = clusters(np.random.default_rng(9), 300, 8), Params(k=10, truncation=120, keep=60)
     suffuse.build(features, tmp_path / "a.index", params)
-    for module in (blocks, stages):
+    for module in (blocks, column_blocks, stages):
         monkeypatch.setattr(module, "block_rows", lambda _: 37)
     suffuse.build(features, tmp_path / "b.index", params)
     assert directory_bytes(tmp_path / "a.index") == directory_bytes(tmp_path / "b.index")
