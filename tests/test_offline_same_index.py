@@ -14,7 +14,7 @@ import pytest
 
 from builds import PARAMS, SUPPORTS, N, directory_bytes, with_support
 from data import curves, duplicated
-from suffuse import blocks, stages
+from suffuse import blocks, column_blocks, stages
 from suffuse.arrays import write_array
 from suffuse.errors import BuildInterrupted
 from suffuse.offline import build
@@ -23,8 +23,18 @@ pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")
 
 
 def use_blocks_of(monkeypatch, rows):
-    for module in (blocks, stages):
+    for module in (blocks, column_blocks, stages):
         monkeypatch.setattr(module, "block_rows", lambda _: rows)
+
+
+@pytest.mark.parametrize("rows", [64, 136])
+def test_blocks_do_not_change_a_build_with_drafts(features, tmp_path, monkeypatch, rows):
+    params = with_support("graph", truncation=400)
+    summary = build(features, tmp_path / "a.index", params)
+    assert {"drafts", "draft"} <= summary.seconds.keys()
+    use_blocks_of(monkeypatch, rows)
+    build(features, tmp_path / "b.index", params, jobs=3)
+    assert directory_bytes(tmp_path / "a.index") == directory_bytes(tmp_path / "b.index")
 
 
 @pytest.mark.parametrize("kind", [str, lambda file: file], ids=["str", "Path"])
