@@ -32,9 +32,7 @@ from numpy.typing import NDArray
 from suffuse import approximate
 from suffuse.arrays import map_array, write_array, write_blocks, write_bytes, write_json, write_side_by_side
 from suffuse.cells import Cells, make_cells, nearest_in_cells
-from suffuse.diffusion import (
-    group_size,
-)
+from suffuse.diffusion import group_size
 from suffuse.graph import Graph, affinity, degrees_of, inverse, order_along, renumbered, summarize, transition
 from suffuse.hnsw import HnswGraph, build_hnsw, nearest_by_hnsw
 from suffuse.kernels.lanes import LANES

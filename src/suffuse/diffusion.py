@@ -23,6 +23,9 @@ _IMAGE_BLOCK = 1024
 # Steps of the walk that chooses a support; measured on Oxford5k, more change nothing (design.md).
 WALK_STEPS = 8
 
+# What is said of a column that kernels cannot read.
+DAMAGED_COLUMN = "a column of the index is damaged; run suffuse verify, then copy the index again"
+
 # Steps for columns that are only drafts; measured on Oxford5k, more change nothing (docs/how-it-works.md).
 _DRAFT_STEPS = 4
 
@@ -159,7 +162,7 @@ def known(
     supports = room_for_supports(start, stop, group, truncation)
     known_supports(start, stop, group, whole, order, number, *alpha_s, *stored, WALK_STEPS, *supports)
     if (supports.sizes < 0).any():
-        raise IndexBroken("a column of the index is damaged; run suffuse verify, then copy the index again")
+        raise IndexBroken(DAMAGED_COLUMN)
     return supports
 
 

@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.codes import CodedColumns, Held, encode, joined, kernel_view, picked
-from suffuse.diffusion import Columns, Entries, least_stored, packed, places_of, plain_type
+from suffuse.diffusion import DAMAGED_COLUMN, Columns, Entries, least_stored, packed, places_of, plain_type
 from suffuse.errors import IndexBroken
 from suffuse.kernels.codes import LONGEST
 from suffuse.kernels.extend import APPENDED, DAMAGED, TO_CODE_ANEW, append_to_codes, extend_columns
 from suffuse.machine import in_blocks
 from suffuse.params import Params
-
-_DAMAGED = "a column of the index is damaged; run suffuse verify, then copy the index again"
 
 # Columns that are extended at a time.
 _BLOCK = 1024
@@ -78,7 +76,7 @@ def _with_more(stored: Held, more: _More, params: Params, reach: int) -> Columns
         *map(kernel_view, picked(stored, more.wanted)), reach, *more[1:], least_stored(params), ids, numbers, lengths
     )
     if (lengths < 0).any():
-        raise IndexBroken(_DAMAGED)
+        raise IndexBroken(DAMAGED_COLUMN)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     entries = packed(numbers, lengths).astype(plain_type(params), copy=False)
     return Columns(indptr, packed(ids, lengths).view(np.int32), entries, np.zeros(count))
@@ -90,12 +88,12 @@ def _with_more_codes(
     """Coded columns to which entries could be appended, and whose they are; and the places of those to code anew."""
     columns, count = picked(stored, more.wanted), len(more.wanted)
     if not ((columns.starts >= 0) & (columns.starts <= columns.stops) & (columns.stops <= len(columns.entries))).all():
-        raise IndexBroken(_DAMAGED)
+        raise IndexBroken(DAMAGED_COLUMN)
     room = int((columns.stops - columns.starts).sum()) + LONGEST * len(more.ids)
     codes, ends, states = np.empty(room, np.uint8), np.empty(count, np.int64), np.empty(count, np.int64)
     append_to_codes(*columns, reach, min(params.keep, params.truncation), *more[1:], codes, ends, states)
     if (states == DAMAGED).any():
-        raise IndexBroken(_DAMAGED)
+        raise IndexBroken(DAMAGED_COLUMN)
     done = states == APPENDED
     indptr = np.concatenate([[0], ends[done]])
     nothing = np.zeros(len(indptr) - 1)
