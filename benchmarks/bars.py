@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import offline_bars, online_bars, start_bars
 from benchmarks.measure import Row, bars_table, machine
 from benchmarks.subjects import Bench, code_state
-from suffuse.arrays import write_json
+from suffuse.store.files import write_json
 
 BARS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "solve": offline_bars.solve,

@@ -64,8 +64,8 @@ def _features(n: int, data: Path, work: Path) -> Path:
         return data / "fashion70k.npz"
     import numpy as np
 
-    from suffuse.arrays import write_array
-    from suffuse.synthetic import manifold
+    from suffuse.research.synthetic import manifold
+    from suffuse.store.files import write_array
 
     write_array(work / "features.npy", manifold(n, 512, rng=np.random.default_rng(0)).features)
     return work / "features.npy"
@@ -87,11 +87,11 @@ def _timed(kind: str, features: Path, index: Path) -> dict[str, Any]:
 
 def build(kind: str, features: str, index: str) -> dict[str, Any]:
     """Build by threads, or on a local cluster: seconds of the call and of its stages."""
-    from suffuse.cluster import client_of
+    from suffuse.offline.cluster import client_of
 
     cluster = client_of(f"local:{_WORKERS}") if kind == "dask" else contextlib.nullcontext()
     with cluster as client:
-        from suffuse.offline import build as build_index
+        from suffuse.offline.build import build as build_index
 
         started = time.perf_counter()
         jobs = _WORKERS if client is None else None
@@ -109,7 +109,7 @@ def _same(one: Path, other: Path) -> bool:
 
 def _report(options: argparse.Namespace, runs: dict[str, list[dict[str, Any]]], same: bool) -> None:
     from benchmarks.measure import machine, markdown
-    from suffuse.arrays import write_json
+    from suffuse.store.files import write_json
 
     # The best repetition: what disturbs a build on a shared machine only ever adds.
     best = {kind: min(found, key=lambda run: run["wall"]) for kind, found in runs.items()}

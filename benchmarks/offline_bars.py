@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from benchmarks import references
 from benchmarks.measure import Row, interleaved, milliseconds, number, single_thread
 from benchmarks.subjects import Bench, Sample, Subject, column_bytes, samples
-from suffuse.diffusion import WALK_STEPS, group_size, single_precision
-from suffuse.graph import Graph, affinity, transition
-from suffuse.kernels.solve import solve_on_supports
-from suffuse.kernels.walk import walk_supports
-from suffuse.params import Params
+from suffuse.core.columns import WALK_STEPS, group_size, single_precision
+from suffuse.core.graph import Graph, affinity, transition
+from suffuse.core.kernels.solve import solve_on_supports
+from suffuse.core.kernels.supports import walk_supports
+from suffuse.core.params import Params
 
 # L, and how many columns are solved at each; scipy takes about 2 and 20 ms for one.
 SAMPLES = {1000: 200, 5000: 80}

@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks import references
 from benchmarks.measure import Row, Times, interleaved, interleaved_queries, milliseconds, number, single_thread
 from benchmarks.subjects import SEEDS, Bench
-from suffuse.index import Index
-from suffuse.neighbors import one_thread
-from suffuse.params import Params
+from suffuse.core.blas import one_thread
+from suffuse.core.params import Params
+from suffuse.index.index import Index
 
 TOP, REFINE = 100, 500
 # Queries of each bar; online diffusion takes so long that fewer must do.
@@ -153,8 +153,8 @@ def online(bench: Bench) -> Iterator[Row]:
 
 def seed_recall(path: Path, bench: Bench) -> float:
     """The share of the exact seeds that the search of an index finds, with the candidates it keeps by default."""
-    from suffuse.hnsw import nearest_by_hnsw, search_width
-    from suffuse.store import open_index
+    from suffuse.core.ann import nearest_by_hnsw, search_width
+    from suffuse.store.opening import open_index
 
     stored = open_index(path)
     assert stored.hnsw is not None

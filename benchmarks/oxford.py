@@ -10,11 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from suffuse.arrays import write_json
-from suffuse.comparison import compare
-from suffuse.datasets import oxford_folder
-from suffuse.methods import Setting, Workshop
-from suffuse.params import Params
+from suffuse.core.params import Params
+from suffuse.research.comparison import compare
+from suffuse.research.datasets import oxford_folder
+from suffuse.research.methods import Setting, Workshop
+from suffuse.store.files import write_json
 
 METHODS = ("knn", "aqe", "online", "online-early", "online-late", "features", "graph", "refined")
 WHITENINGS: dict[str, dict[str, Any]] = {

@@ -21,9 +21,9 @@ import numpy as np
 
 from benchmarks.measure import markdown
 from suffuse import Params, build
-from suffuse.datasets import oxford_folder
-from suffuse.online import Generation
-from suffuse.similar import search, wanted
+from suffuse.index.online import Generation
+from suffuse.index.similar import search, wanted
+from suffuse.research.datasets import oxford_folder
 
 TOP = 24
 _CHROMIUM = "/usr/bin/chromium"
@@ -99,7 +99,7 @@ def served(index: Path, images: Path | None) -> Iterator[str]:
     """The address of the real service, in a thread of this process."""
     import uvicorn
 
-    from suffuse.service import create_app
+    from suffuse.server import create_app
 
     app = create_app(index, image_root=images)
     with socket.socket() as sock:

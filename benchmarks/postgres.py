@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import suffuse
-from suffuse.index import Index
-from suffuse.manifest import size_on_disk
-from suffuse.online import Hits
+from suffuse.index.index import Index
+from suffuse.index.online import Hits
 from suffuse.postgres import PostgresIndex, export_index
-from suffuse.synthetic import manifold
+from suffuse.research.synthetic import manifold
+from suffuse.store.manifest import size_on_disk
 
 Search = Callable[[NDArray[np.float32]], Hits]
 TOP = 10

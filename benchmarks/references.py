@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, eye_array
 from scipy.sparse.linalg import cg
 
-from suffuse.graph import Graph
-from suffuse.neighbors import Features, Neighbors, load_faiss, one_thread
+from suffuse.core.blas import load_faiss, one_thread
+from suffuse.core.graph import Graph
+from suffuse.core.neighbors import Features, Neighbors
 
 # Rows that faiss searches at a time: enough for BLAS, and the same for every thread.
 _BLOCK_ROWS = 2048

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from suffuse import Hits, Index, Params, build
 from suffuse.errors import SuffuseError
-from suffuse.living import Addition, ChangeSummary, Mode, change, compact
-from suffuse.manifest import MANIFEST, base_of, read_manifest
-from suffuse.writing import LOCK
+from suffuse.index.writer import Addition, ChangeSummary, Mode, change, compact
+from suffuse.store.locks import LOCK
+from suffuse.store.manifest import MANIFEST, base_of, read_manifest
 
 DIMENSIONS = 8
 _CENTRES = np.random.default_rng(0).normal(size=(5, DIMENSIONS))

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.synthetic import manifold
+from suffuse.research.synthetic import manifold
 
 _TOKEN = "soak"
 # What the writer adds at once, and then removes one by one: the index keeps its size.
@@ -40,7 +40,7 @@ _BATCH = 8
 _ELSEWHERE, _COMPACT, _PAUSE = 40, 60, 0.2
 # Seconds after which a connection is not used again: a server closes those that are idle.
 _IDLE = 2
-_PROGRAM = "import typer; from suffuse.serve_verb import serve; typer.run(serve)"
+_PROGRAM = "import typer; from suffuse.cli.serve import serve; typer.run(serve)"
 _OTHER = """
 import json, sys
 import numpy as np

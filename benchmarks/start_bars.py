@@ -17,11 +17,11 @@ from benchmarks import worker
 from benchmarks.measure import Row, Times, milliseconds, number
 from benchmarks.offline_bars import TOLERANCE
 from benchmarks.subjects import DIMENSIONS, SEEDS, Bench, column_bytes
-from suffuse.datasets import Dataset, oxford_folder
-from suffuse.evaluation import mean_average_precision
-from suffuse.index import Index
-from suffuse.offline import build
-from suffuse.params import Params
+from suffuse.core.params import Params
+from suffuse.index.index import Index
+from suffuse.offline.build import build
+from suffuse.research.datasets import Dataset, oxford_folder
+from suffuse.research.evaluation import mean_average_precision
 
 _STARTS, _COLD_STARTS = 5, 5
 # Two indexes are equally good if their mAP differs by no more than this.

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 import suffuse
 from benchmarks import references, worker
-from suffuse.arrays import write_array, write_json
-from suffuse.datasets import oxford_folder
-from suffuse.diffusion import WALK_STEPS, group_size
-from suffuse.features import apply_whitening, learn_whitening, unit_rows
-from suffuse.graph import Graph, affinity, order_along, reordered, transition
-from suffuse.kernels.walk import walk_supports
-from suffuse.machine import cores
-from suffuse.neighbors import Features, Neighbors
-from suffuse.params import Params
-from suffuse.synthetic import manifold
+from suffuse.core.blas import cores
+from suffuse.core.columns import WALK_STEPS, group_size
+from suffuse.core.features import apply_whitening, learn_whitening, unit_rows
+from suffuse.core.graph import Graph, affinity, order_along, reordered, transition
+from suffuse.core.kernels.supports import walk_supports
+from suffuse.core.neighbors import Features, Neighbors
+from suffuse.core.params import Params
+from suffuse.research.datasets import oxford_folder
+from suffuse.research.synthetic import manifold
+from suffuse.store.files import write_array, write_json
 
 # Vectors of the synthetic set that are kept out of the index, to ask with.
 QUERIES = 500
@@ -141,7 +141,7 @@ class Bench:
 
     def _synthetic(self, name: str) -> Path:
         # The generator is part of the name: what it made before a change is not what it makes now.
-        state = hashlib.sha256(Path(suffuse.__file__).with_name("synthetic.py").read_bytes()).hexdigest()[:8]
+        state = hashlib.sha256(Path(suffuse.research.synthetic.__file__).read_bytes()).hexdigest()[:8]
         return self.cache / f"synthetic-{state}-{self.n}-{name}"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import peak_memory
-from suffuse.machine import cores
+from suffuse.core.blas import cores
 
 _TOP = 100
 
@@ -51,9 +51,9 @@ class StageClock:
 
 def build(features: str, index: str, params: str) -> dict[str, Any]:
     """Build from a file: seconds by stage, CPU seconds, the most memory, bytes by file."""
-    from suffuse.manifest import read_manifest
-    from suffuse.offline import build as build_index
-    from suffuse.params import Params
+    from suffuse.core.params import Params
+    from suffuse.offline.build import build as build_index
+    from suffuse.store.manifest import read_manifest
 
     idle = peak_memory()  # what the interpreter and the libraries take by themselves
     clock, cpu, wall = StageClock(), time.process_time(), time.perf_counter()
@@ -79,7 +79,7 @@ def queries(index: str, file: str) -> dict[str, Any]:
     import numpy as np
 
     from benchmarks.measure import interleaved_queries, single_thread
-    from suffuse.index import Index
+    from suffuse.index.index import Index
 
     opened, rows = Index.open(index), np.load(file)
     with single_thread():
@@ -96,8 +96,8 @@ def first(index: str, file: str, seeds: str) -> dict[str, Any]:
     started = time.perf_counter()
     import numpy as np
 
-    from suffuse.index import Index
-    from suffuse.neighbors import load_faiss
+    from suffuse.core.blas import load_faiss
+    from suffuse.index.index import Index
 
     load_faiss()
     query, known = np.load(file)[:1], None if seeds == "none" else np.load(seeds)

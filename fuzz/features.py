@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuzz.judge import allowed, file_of, kind_of, with_kind
-from suffuse.arrays import map_array
-from suffuse.extract.cache import Entry, FeatureCache
-from suffuse.features import load, load_owners, unit_blocks
+from suffuse.core.features import unit_blocks
+from suffuse.images.cache import Entry, FeatureCache
+from suffuse.store.feature_files import load, load_owners
+from suffuse.store.files import map_array
 
 _SUFFIXES = (".npy", ".npz", ".fvecs", ".h5", ".mat", ".members", ".jsonl")
 _NPY, _NPZ, _FVECS, _H5, _MAT, _MEMBERS, _KEPT = range(len(_SUFFIXES))

@@ -17,9 +17,9 @@ _PACKAGES = ["suffuse", "pickle", "pickletools", "zipfile", "csv", "tokenize", "
 def main() -> None:
     """Fuzz until libFuzzer ends the process: with 0 when the time is up, else with what it found in a file."""
     name = sys.argv[1]
-    kernels = Path(__file__).parent.parent / "src" / "suffuse" / "kernels"
+    kernels = Path(__file__).parent.parent / "src" / "suffuse" / "core" / "kernels"
     # numba must see kernels as they are written.
-    compiled = ["suffuse.kernels", *(f"suffuse.kernels.{path.stem}" for path in kernels.glob("*.py"))]
+    compiled = ["suffuse.core.kernels", *(f"suffuse.core.kernels.{path.stem}" for path in kernels.glob("*.py"))]
     with atheris.instrument_imports(include=_PACKAGES, exclude=compiled):
         target = load_target(name)
         from fuzz.judge import Absurd, judge, scarce_memory

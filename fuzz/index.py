@@ -20,11 +20,11 @@ import numpy as np
 import suffuse
 from fuzz.judge import allowed
 from suffuse import Index, Params
-from suffuse.arrays import map_array, sha256_of
 from suffuse.errors import SuffuseError
-from suffuse.explain import explain
-from suffuse.manifest import signed
-from suffuse.similar import search, start, wanted
+from suffuse.index.explain import explain
+from suffuse.index.similar import search, start, wanted
+from suffuse.store.files import map_array, sha256_of
+from suffuse.store.manifest import signed
 
 _NAME = re.compile(rb"(base-\d{6}/)?[a-z_]{1,40}\.(npy|jsonl|json)|segment-\d{6}\.npz/[a-z_]{1,40}\.npy")
 _MANIFEST = "manifest.json"

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from fuzz.judge import allowed, file_of, kind_of, with_kind
-from suffuse.items import check_items, encode_items, load_items, with_labels
+from suffuse.store.items import check_items, encode_items, load_items, with_labels
 
 _SUFFIXES = (".txt", ".csv", ".json", ".jsonl")
 

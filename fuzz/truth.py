@@ -11,8 +11,8 @@ import numpy as np
 import scipy.io
 
 from fuzz.judge import file_of, kind_of, with_kind
-from suffuse import plain_pickle
-from suffuse.datasets import mat_set, read_truth
+from suffuse.research.datasets import mat_set, read_truth
+from suffuse.store import pickles as plain_pickle
 
 _IMAGES = ["a_1", "b_1", "b_2"]
 _CLASSIC = {"ok": [0, 1], "junk": [2]}

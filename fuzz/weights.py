@@ -12,9 +12,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from fuzz.judge import file_of, kind_of, with_kind
-from suffuse.extract.efficientnet import build_graph
-from suffuse.extract.network import load_extractor
-from suffuse.extract.weights import parse_weights
+from suffuse.images.efficientnet import build_graph
+from suffuse.images.network import load_extractor
+from suffuse.images.weights import parse_weights
 
 _TORCH, _ONNX = range(2)
 

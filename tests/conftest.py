@@ -6,15 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from tests.support import builds, indexes, worlds
+from tests.support import reference_baselines as twin
+from tests.support.data import clusters, curves, scattered
+from tests.support.postgres import server  # noqa: F401
 
-import builds
-import indexes
-import reference_baselines as twin
-import worlds
-from data import clusters, curves, scattered
-from postgres import server  # noqa: F401
 from suffuse import Params, build
-from suffuse.cli import main
+from suffuse.cli.app import main
 
 
 @pytest.fixture

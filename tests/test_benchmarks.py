@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from benchmarks import bars, growth, likeness, measure, offline_bars, online_bars, references, start_bars, worker
 from benchmarks.subjects import Bench, column_bytes, samples, subject
+from tests.support import reference
 
-import reference
-from suffuse.diffusion import group_size
-from suffuse.graph import order_along, reordered
-from suffuse.neighbors import nearest, nearest_to_rows
-from suffuse.params import Params
-from suffuse.synthetic import manifold
+from suffuse.core.columns import group_size
+from suffuse.core.graph import order_along, reordered
+from suffuse.core.neighbors import nearest, nearest_to_rows
+from suffuse.core.params import Params
+from suffuse.research.synthetic import manifold
 
 N, D = 400, 24
 PARAMS = Params(k=10, truncation=40, keep=20, tolerance=1e-4)

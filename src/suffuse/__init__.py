@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from suffuse.core.params import Params
     from suffuse.errors import (
         BuildInterrupted,
         ChangeFailed,
@@ -31,21 +32,20 @@ if TYPE_CHECKING:
         MissingExtra,
         SuffuseError,
     )
-    from suffuse.index import Index
-    from suffuse.living import ChangeSummary
-    from suffuse.offline import BuildSummary, build
-    from suffuse.online import Hits
-    from suffuse.params import Params
-    from suffuse.store import verify
+    from suffuse.index.index import Index
+    from suffuse.index.online import Hits
+    from suffuse.index.writer import ChangeSummary
+    from suffuse.offline.build import BuildSummary, build
+    from suffuse.store.opening import verify
 
 _HOMES = {
     "BuildInterrupted": "errors",
-    "BuildSummary": "offline",
+    "BuildSummary": "offline.build",
     "ChangeFailed": "errors",
-    "ChangeSummary": "living",
+    "ChangeSummary": "index.writer",
     "DatabaseProblem": "errors",
-    "Hits": "online",
-    "Index": "index",
+    "Hits": "index.online",
+    "Index": "index.index",
     "IndexBroken": "errors",
     "IndexBusy": "errors",
     "IndexExists": "errors",
@@ -55,10 +55,10 @@ _HOMES = {
     "InvalidInput": "errors",
     "InvalidParams": "errors",
     "MissingExtra": "errors",
-    "Params": "params",
+    "Params": "core.params",
     "SuffuseError": "errors",
-    "build": "offline",
-    "verify": "store",
+    "build": "offline.build",
+    "verify": "store.opening",
 }
 
 __all__ = [

@@ -1,5 +1,5 @@
 """`python -m suffuse` is the command line."""
 
-from suffuse.cli import main
+from suffuse.cli.app import main
 
 main()

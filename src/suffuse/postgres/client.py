@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from suffuse.core.features import check_matrix, unit_rows
 from suffuse.errors import InvalidInput, InvalidParams
-from suffuse.explain import Contribution
-from suffuse.features import check_matrix, unit_rows
-from suffuse.online import Hits
+from suffuse.index.explain import Contribution
+from suffuse.index.online import Hits
 from suffuse.postgres.connection import check_schema, connect, friendly
 
 _SEARCH: LiteralString = "SELECT id, score FROM {}.search(%s, %s, %s, filter => %s, exact => %s)"

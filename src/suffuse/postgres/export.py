@@ -14,15 +14,14 @@ import psycopg
 from numpy.typing import NDArray
 from psycopg import sql
 
-from suffuse.codes import plain
-from suffuse.diffusion import Entries
+from suffuse.core.columns import Entries, plain
+from suffuse.core.features import Whitening
 from suffuse.errors import DatabaseProblem, IndexBroken, InvalidInput
-from suffuse.features import Whitening
 from suffuse.postgres import rows as copying
 from suffuse.postgres.connection import Connection, check_schema, connect, friendly, vector_schema
 from suffuse.postgres.functions import definitions
 from suffuse.postgres.tables import NAMES, STORED, Place, has_half, seed_index
-from suffuse.store import Stored, open_index
+from suffuse.store.opening import Stored, open_index
 
 Progress = Callable[[str, int, int], None]
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.diffusion import Entries
+from suffuse.core.columns import Entries
 from suffuse.errors import InvalidInput
-from suffuse.items import Item
+from suffuse.store.items import Item
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 TRAILER = struct.pack(">h", -1)

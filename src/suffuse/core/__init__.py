@@ -1,0 +1,1 @@
+"""Arrays in, arrays out: the method itself, from neighbour lists to columns; it knows no files and no processes."""

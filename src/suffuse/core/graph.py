@@ -1,0 +1,162 @@
+"""The mutual k-NN graph: affinity A and transition matrix S."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.core.blas import on_every_core
+from suffuse.core.kernels.graph import (
+    fill_affinity,
+    fill_affinity_of_listed,
+    join_components,
+    normalize_affinity,
+    number_along,
+    renumber,
+    sum_rows,
+    turn_lists,
+)
+from suffuse.core.neighbors import Neighbors
+
+
+class Graph(NamedTuple):
+    """A symmetric sparse matrix in compressed rows; the ids of a row are sorted."""
+
+    indptr: NDArray[np.uint64]  # (n + 1,)
+    indices: NDArray[np.uint32]
+    weights: NDArray[np.float64]
+
+
+class GraphSummary(NamedTuple):
+    """What the graph looks like."""
+
+    edges: int
+    degree_mean: float
+    degree_median: float
+    degree_largest: int
+    isolated: int
+    components: int
+    largest_component: int
+
+
+def affinity(neighbors: Neighbors, gamma: float, rows: range | None = None) -> Graph:
+    """A (eq. 1): max(sim, 0) ** gamma where i and j are in each other's lists, i != j; else 0.
+
+    With `rows`, those rows of it alone; for that, the lists may be files that are mapped.
+    """
+    ids = np.ascontiguousarray(neighbors.ids).view(np.uint32)
+    sims = np.ascontiguousarray(neighbors.sims)
+    if rows is None:
+        return _whole_affinity(ids, sims, gamma)
+    a = _room_for(len(rows), ids.shape[1])
+    fill_affinity(ids, sims, gamma, rows.start, *a)
+    count = int(a.indptr[-1])
+    return Graph(a.indptr, a.indices[:count].copy(), a.weights[:count].copy())
+
+
+def _whole_affinity(ids: NDArray[np.uint32], sims: NDArray[np.float32], gamma: float) -> Graph:
+    """All rows of A at once, several times faster."""
+    list_ptr, listers = np.empty(len(ids) + 1, np.uint64), np.empty(ids.size, np.uint32)
+    turn_lists(ids, list_ptr, listers)
+
+    def some_rows(start: int, stop: int) -> Graph:
+        a = _room_for(stop - start, ids.shape[1])
+        fill_affinity_of_listed(ids, sims, gamma, start, list_ptr, listers, *a)
+        return a
+
+    parts = on_every_core(some_rows, len(ids))
+    counts = [int(part.indptr[-1]) for part in parts]
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(part.indptr) for part in parts]))])
+    indices = np.concatenate([part.indices[:count] for part, count in zip(parts, counts, strict=True)])
+    weights = np.concatenate([part.weights[:count] for part, count in zip(parts, counts, strict=True)])
+    return Graph(indptr.astype(np.uint64), indices, weights)
+
+
+def _room_for(rows: int, k: int) -> Graph:
+    """A graph that is not filled yet, of rows with k edges at most."""
+    return Graph(np.empty(rows + 1, np.uint64), np.empty(rows * k, np.uint32), np.empty(rows * k, np.float64))
+
+
+def degrees_of(a: Graph) -> NDArray[np.float64]:
+    """The diagonal of D: the sum of each row of A."""
+    degrees = np.empty(len(a.indptr) - 1)
+    sum_rows(a.indptr, a.weights, degrees)
+    return degrees
+
+
+def transition(a: Graph, start: int = 0, degrees: NDArray[np.float64] | None = None) -> Graph:
+    """S = D^-1/2 A D^-1/2 (eq. 2); a node without neighbours keeps an empty row.
+
+    Where `a` holds only the rows of A from `start` on, `degrees` are those of all nodes.
+    """
+    weights = np.empty_like(a.weights)
+    normalize_affinity(*a, start, degrees_of(a) if degrees is None else degrees, weights)
+    return a._replace(weights=weights)
+
+
+def order_along(graph: Graph, group: int) -> NDArray[np.uint32]:
+    """All nodes, so that each `group` of them, one after the other, are near to each other on the graph.
+
+    What is near on the graph is then near in memory, and what is solved together has nearly one support.
+    """
+    return order_of_wanted(graph, group, np.ones(len(graph.indptr) - 1, bool))[0]
+
+
+def order_of_wanted(graph: Graph, group: int, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.uint32], int]:
+    """The same with the wanted nodes first, and how many that are: a few others may fill up their groups."""
+    degrees = np.diff(graph.indptr)
+    order = np.empty(len(degrees), np.uint32)
+    # Groups are made where the graph is densest first: what is left over lies at the edge.
+    densest_first = np.argsort(degrees.max(initial=0) - degrees, kind="stable").astype(np.uint32)
+    count = number_along(densest_first, wanted.view(np.uint8), group, *graph, order)
+    return order, count
+
+
+def inverse(order: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """At which place of the order each node stands."""
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order), dtype=order.dtype)
+    return place
+
+
+def renumbered(graph: Graph, nodes: NDArray[np.uint32], number: NDArray[np.uint32]) -> Graph:
+    """The rows of `nodes`, one after another, where node i is now called number[i]."""
+    new = _with_rows_of(graph, nodes)
+    renumber(nodes, number, *graph, new.indices, new.weights)
+    return new
+
+
+def reordered(graph: Graph, order: NDArray[np.uint32]) -> Graph:
+    """The same graph with node order[i] as its node i."""
+    number, new = inverse(order), _with_rows_of(graph, order)
+
+    def some_rows(start: int, stop: int) -> None:
+        rows = slice(int(new.indptr[start]), int(new.indptr[stop]))
+        renumber(order[start:stop], number, *graph, new.indices[rows], new.weights[rows])
+
+    on_every_core(some_rows, len(order))
+    return new
+
+
+def _with_rows_of(graph: Graph, nodes: NDArray[np.uint32]) -> Graph:
+    """A graph that is not filled yet, whose rows are as long as those of these nodes."""
+    indptr = np.zeros(len(nodes) + 1, np.uint64)
+    np.cumsum(graph.indptr[nodes + 1] - graph.indptr[nodes], out=indptr[1:])
+    return Graph(indptr, np.empty(int(indptr[-1]), np.uint32), np.empty(int(indptr[-1]), np.float64))
+
+
+def summarize(graph: Graph) -> GraphSummary:
+    """Degrees, isolated nodes and connected components."""
+    degrees = np.diff(graph.indptr).astype(np.int64)
+    components = np.empty(len(degrees), np.uint32)
+    join_components(graph.indptr, graph.indices, components)
+    sizes = np.bincount(components)
+    return GraphSummary(
+        edges=len(graph.indices) // 2,
+        degree_mean=round(float(degrees.mean()), 3),
+        degree_median=float(np.median(degrees)),
+        degree_largest=int(degrees.max()),
+        isolated=int((degrees == 0).sum()),
+        components=int(np.count_nonzero(sizes)),
+        largest_component=int(sizes.max()),
+    )

@@ -1,0 +1,247 @@
+"""The mutual k-NN graph: which edges there are, their affinity (eq. 1) and its normalisation (eq. 2)."""
+
+import numpy as np
+
+from suffuse.core.kernels.jit import compiled, f4, f8, helper, i8, readonly, u1, u4, u8, void, writable
+from suffuse.core.kernels.select import id_of, key_of, largest_first
+
+# Below this, numbers lose their digits, and with them S its bound on the eigenvalues: no edge.
+_SMALLEST = np.finfo(np.float64).tiny
+
+
+@helper
+def _lists(ids, node, wanted):
+    for position in range(u8(ids.shape[1])):
+        if ids[node, position] == wanted:
+            return True
+    return False
+
+
+@helper
+def _affinity(similarity, gamma):
+    """Eq. 1 of two that list each other: max(sim, 0) ** gamma."""
+    affinity = f8(similarity) ** gamma if similarity > f4(0.0) else f8(0.0)
+    return affinity if affinity >= _SMALLEST else f8(0.0)
+
+
+@helper
+def _enter(other, affinity, begin, end, indices, out):
+    """Put an edge into the row that begins at `begin` and ends at `end`, which stays sorted; returns its new end."""
+    if affinity == f8(0.0):
+        return end
+    place = end
+    while place > begin and indices[place - u8(1)] > other:  # rows are short
+        indices[place], out[place] = indices[place - u8(1)], out[place - u8(1)]
+        place -= u8(1)
+    indices[place], out[place] = other, affinity
+    return end + u8(1)
+
+
+@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, i8, writable(u8), writable(u4), writable(f8)))
+def fill_affinity(ids, sims, gamma, start, indptr, indices, out):
+    """A (eq. 1) of as many rows as `indptr` has places for, from `start` on; each row of `indices` is sorted."""
+    indptr[0] = u8(0)
+    for row in range(u8(indptr.shape[0] - 1)):
+        node, end = u8(start) + row, indptr[row]
+        for position in range(u8(ids.shape[1])):
+            other = ids[node, position]
+            if other != u4(node) and _lists(ids, u8(other), u4(node)):
+                end = _enter(other, _affinity(sims[node, position], gamma), indptr[row], end, indices, out)
+        indptr[row + u8(1)] = end
+
+
+@compiled(void(readonly(u4, 2), writable(u8), writable(u4)))
+def turn_lists(ids, list_ptr, out):
+    """Who lists each element: element i is listed by out[list_ptr[i]:list_ptr[i + 1]], ascending."""
+    nodes, k = u8(ids.shape[0]), u8(ids.shape[1])
+    list_ptr[:] = u8(0)
+    for node in range(nodes):
+        for position in range(k):
+            list_ptr[u8(ids[node, position]) + u8(1)] += u8(1)
+    for node in range(nodes):
+        list_ptr[node + u8(1)] += list_ptr[node]
+    free = list_ptr.copy()
+    for node in range(nodes):
+        for position in range(k):
+            other = u8(ids[node, position])
+            out[free[other]] = u4(node)
+            free[other] += u8(1)
+
+
+_LISTERS = (readonly(u8), readonly(u4))
+
+
+@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, i8, *_LISTERS, writable(u8), writable(u4), writable(f8)))
+def fill_affinity_of_listed(ids, sims, gamma, start, list_ptr, listers, indptr, indices, out):
+    """The same as `fill_affinity`, several times faster, for which it needs all lists turned round.
+
+    Where node and other list each other, other is among the listers of node: no list of another node is looked through.
+    """
+    lister_of = np.full(ids.shape[0], 0xFFFFFFFF, np.uint32)
+    indptr[0] = u8(0)
+    for row in range(u8(indptr.shape[0] - 1)):
+        node, end = u8(start) + row, indptr[row]
+        for place in range(list_ptr[node], list_ptr[node + u8(1)]):
+            lister_of[u8(listers[place])] = u4(node)
+        for position in range(u8(ids.shape[1])):
+            other = ids[node, position]
+            if other != u4(node) and lister_of[u8(other)] == u4(node):
+                end = _enter(other, _affinity(sims[node, position], gamma), indptr[row], end, indices, out)
+        indptr[row + u8(1)] = end
+
+
+@compiled(void(readonly(u8), readonly(f8), writable(f8)))
+def sum_rows(indptr, affinity, out):
+    """The diagonal of D: out[i] = sum of row i."""
+    for row in range(u8(out.shape[0])):
+        total = f8(0.0)
+        for place in range(indptr[row], indptr[row + u8(1)]):
+            total += affinity[place]
+        out[row] = total
+
+
+@compiled(void(readonly(u8), readonly(u4), readonly(f8), i8, readonly(f8), writable(f8)))
+def normalize_affinity(indptr, indices, affinity, start, degrees, out):
+    """S = D^-1/2 A D^-1/2 (eq. 2) of the rows from `start` on, on the places of A; `degrees` are those of all nodes."""
+    for row in range(u8(indptr.shape[0] - 1)):
+        root = degrees[u8(start) + row] ** 0.5
+        for place in range(indptr[row], indptr[row + u8(1)]):
+            # The product of roots, in this order, is the same for (i, j) and (j, i): S is symmetric to the bit.
+            out[place] = affinity[place] / (root * degrees[u8(indices[place])] ** 0.5)
+
+
+_NONE = np.uint32(0xFFFFFFFF)
+# How much nearer a wanted node counts than one that is not: so much that others only fill up a group.
+_BONUS = np.float64(1e6)
+
+
+@helper
+def _near(node, indptr, indices, weights, wanted, group, mass, reached, keys):
+    """Keys of the nodes without a group that two steps from `node` reach, by their mass; returns how many."""
+    count = u8(0)
+    for place in range(indptr[node], indptr[node + u8(1)]):
+        other, weight = u8(indices[place]), weights[place]
+        reached[count] = u4(other)
+        count += u8(mass[other] == f8(0.0))
+        mass[other] += weight
+        for further in range(indptr[other], indptr[other + u8(1)]):
+            end = u8(indices[further])
+            reached[count] = u4(end)
+            count += u8(mass[end] == f8(0.0))
+            mass[end] += weight * weights[further]
+    free = u8(0)
+    for r in range(count):
+        other = u8(reached[r])
+        if group[other] == _NONE and other != node:
+            keys[free] = key_of(mass[other] * (_BONUS if wanted[other] else f8(1.0)), other)
+            free += u8(1)
+        mass[other] = f8(0.0)
+    return free
+
+
+@helper
+def _make_groups(starts, wanted, size, indptr, indices, weights, group, members):
+    """Fill members[g * size:(g + 1) * size] with groups of near nodes, from `starts` on; returns how many groups."""
+    nodes = u8(indptr.shape[0] - 1)
+    mass, reached, keys = np.zeros(nodes), np.empty(nodes + u8(1), np.uint32), np.empty(nodes, np.uint64)
+    groups = u8(0)
+    for start in starts:
+        node = u8(start)
+        if group[node] != _NONE or not wanted[node]:
+            continue
+        free = _near(node, indptr, indices, weights, wanted, group, mass, reached, keys)
+        if free + u8(1) < size:
+            continue  # not enough are left around it: one of the rest
+        largest_first(keys, free, size - u8(1))
+        first = groups * size
+        members[first], group[node] = u4(node), u4(groups)
+        for k in range(size - u8(1)):
+            members[first + u8(1) + k] = id_of(keys[k])
+            group[u8(id_of(keys[k]))] = u4(groups)
+        groups += u8(1)
+    return groups
+
+
+@helper
+def _root(parent, node):
+    """The end of the way up from a node; the way is halved as it is walked."""
+    while u8(parent[node]) != node:
+        parent[node] = parent[u8(parent[node])]
+        node = u8(parent[node])
+    return node
+
+
+@compiled(i8(readonly(u4), readonly(u1), i8, readonly(u8), readonly(u4), readonly(f8), writable(u4)))
+def number_along(starts, wanted, size, indptr, indices, weights, out):
+    """out = all wanted nodes, so that each `size` of them, one after the other, are near to each other on the graph.
+
+    Groups are made around `starts`, all nodes in the order of their turn; then groups and what is left, which comes
+    last, are listed in the order in which a breadth-first search meets them. `weights` is alpha S. wanted[i] is 1 for
+    the nodes to list; near ones that are not wanted may fill up a group. Returns how many these are; all others follow,
+    in the order in which they are met.
+    """
+    nodes, size = u8(indptr.shape[0] - 1), u8(size)
+    group, members = np.full(nodes, _NONE, np.uint32), np.empty(nodes, np.uint32)
+    groups = _make_groups(starts, wanted, size, indptr, indices, weights, group, members)
+    listed = np.zeros(groups, np.bool_)
+    queue, met, rest = np.empty(nodes, np.uint32), np.zeros(nodes, np.bool_), np.empty(nodes, np.uint32)
+    others, behind = np.empty(nodes, np.uint32), u8(0)
+    head, tail, filled, left = u8(0), u8(0), u8(0), u8(0)
+    for start in starts:
+        if not met[u8(start)]:
+            met[u8(start)], queue[tail] = True, start
+            tail += u8(1)
+        while head < tail:
+            node = u8(queue[head])
+            head += u8(1)
+            if group[node] == _NONE:
+                if wanted[node]:
+                    rest[left] = u4(node)
+                    left += u8(1)
+                else:
+                    others[behind] = u4(node)
+                    behind += u8(1)
+            elif not listed[u8(group[node])]:
+                listed[u8(group[node])] = True
+                for m in range(u8(group[node]) * size, (u8(group[node]) + u8(1)) * size):
+                    out[filled] = members[m]
+                    filled += u8(1)
+            for place in range(indptr[node], indptr[node + u8(1)]):
+                other = u8(indices[place])
+                if not met[other]:
+                    met[other], queue[tail] = True, u4(other)
+                    tail += u8(1)
+    for r in range(left):
+        out[filled + r] = rest[r]
+    for o in range(behind):
+        out[filled + left + o] = others[o]
+    return i8(filled + left)
+
+
+@compiled(void(readonly(u4), readonly(u4), readonly(u8), readonly(u4), readonly(f8), writable(u4), writable(f8)))
+def renumber(nodes, number, indptr, indices, weights, new_indices, out):
+    """The rows of `nodes`, one after another, where node i is now called number[i]; each is sorted again."""
+    end = u8(0)
+    for node in nodes:
+        begin = end
+        for old in range(indptr[u8(node)], indptr[u8(node) + u8(1)]):
+            new, place = number[u8(indices[old])], end
+            while place > begin and new_indices[place - u8(1)] > new:  # rows are short
+                new_indices[place], out[place] = new_indices[place - u8(1)], out[place - u8(1)]
+                place -= u8(1)
+            new_indices[place], out[place] = new, weights[old]
+            end += u8(1)
+
+
+@compiled(void(readonly(u8), readonly(u4), writable(u4)))
+def join_components(indptr, indices, out):
+    """out[i] = the smallest node that i is connected with."""
+    nodes = u8(out.shape[0])
+    for node in range(nodes):
+        out[node] = u4(node)
+    for node in range(nodes):
+        for place in range(indptr[node], indptr[node + u8(1)]):
+            a, b = _root(out, u8(node)), _root(out, u8(indices[place]))
+            out[max(a, b)] = u4(min(a, b))
+    for node in range(nodes):
+        out[node] = u4(_root(out, u8(node)))

@@ -1,0 +1,1 @@
+"""An index in use: opened, searched, explained and changed."""

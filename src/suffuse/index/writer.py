@@ -1,0 +1,394 @@
+"""Change an index: add, remove and replace images, and compact what that leaves behind.
+
+A change writes one segment beside the files of the index, or, if it is exact or compacts, a new base; then it switches
+the manifest. A reader has the old generation or the new one, and so has whoever looks after a crash.
+
+    fast   the k-NN lists and the columns of what is new and of its neighbours; columns further away go stale. What is
+           removed is hidden, and leaves the graph when the index is compacted.
+    exact  everything as if the index had been built from what is left: the lists are kept, all columns are solved again
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse.core.columns import Entries, Held, held, image_type, image_vectors, joined, plain
+from suffuse.core.features import apply_whitening, check_matrix, check_owners, unit_rows
+from suffuse.core.growth import alpha_s_of, concerned, enter_lists, extended, solve, to_solve, touched_nodes
+from suffuse.core.neighbors import Features
+from suffuse.errors import ChangeFailed, IndexBroken, IndexProblem, InvalidInput, InvalidParams
+from suffuse.index.compact import Content, compacted
+from suffuse.index.current import all_lists, check_owners_fit
+from suffuse.offline.runner import Progress
+from suffuse.store.files import map_extended, sync_directory
+from suffuse.store.items import check_items, encode_items
+from suffuse.store.locks import only_writer, remove_leftovers
+from suffuse.store.manifest import LIST_FILES, Manifest, base_of, column_files, read_manifest, write_manifest
+from suffuse.store.opening import check_files, is_pooled, open_index
+from suffuse.store.segments import (
+    Extent,
+    Segment,
+    empty_segment,
+    merged,
+    misfit,
+    read_segments,
+    stale_after,
+    write_segment,
+)
+
+Mode = Literal["fast", "exact"]
+MODES = ("fast", "exact")
+
+# Bytes of a segment below which its size does not matter: it is always written together with other small ones.
+_SMALL = 1 << 16
+
+# The files of the base that a fast change reads whole; damage of them would enter the segment.
+_READ_ALWAYS = ("indptr.npy", "owners.npy", "ids.npy")
+_READ_TO_ADD = ("features.npy", "whitening_mean.npy", "whitening_projection.npy", *LIST_FILES)
+
+
+class ChangeSummary(NamedTuple):
+    """What a change did, and what it took."""
+
+    ids: NDArray[np.int64]  # of the images that were added or replaced
+    removed: int  # images that are no longer there
+    lists: int  # k-NN lists of other elements that it changed
+    solved: int  # columns that were solved
+    stale: float  # the share of all columns that later changes concern and that are not solved again
+    images: int
+    generation: int
+    seconds: float
+
+
+class Addition(NamedTuple):
+    """Images to be added: rows as `build` takes them, and where elements are regions, which image each belongs to."""
+
+    features: NDArray[Any]
+    owners: NDArray[Any] | None = None
+    names: Sequence[Any] | None = None
+
+
+def change(
+    path: str | Path,
+    *,
+    added: Addition | None = None,
+    removed: Sequence[int] | NDArray[np.integer] = (),
+    replace: bool = False,
+    mode: Mode = "fast",
+    progress: Progress | None = None,
+) -> ChangeSummary:
+    """Add images, remove others, or both at once; with `replace`, what is added takes the ids of what is removed."""
+    if mode not in MODES:
+        raise InvalidParams(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    return _written(path, lambda writer: writer.change(added, removed, replace=replace, mode=mode, progress=progress))
+
+
+def compact(path: str | Path, *, progress: Progress | None = None) -> ChangeSummary:
+    """Make the index what a build from its images would make: without what was removed, and with no stale column."""
+    return _written(path, lambda writer: writer.compact(progress))
+
+
+def _written(path: str | Path, work: "Callable[[_Writer], ChangeSummary]") -> ChangeSummary:
+    directory = Path(path)
+    read_manifest(directory)  # so that nothing is put into a directory that is no index
+    try:
+        with only_writer(directory):
+            writer = _Writer(directory)  # where this fails, the manifest may be damaged: nothing must be removed by it
+            try:
+                return work(writer)
+            except BaseException:
+                _tidy_up(directory)
+                raise
+    except OSError as error:
+        raise ChangeFailed(
+            f"{error.strerror or error} ({error.filename or directory}); the index is as it was before"
+        ) from error
+
+
+def _tidy_up(directory: Path) -> None:
+    """Remove what a change that failed has written: on a full disk, others wait for the room."""
+    with contextlib.suppress(OSError, IndexProblem):
+        remove_leftovers(directory, read_manifest(directory))
+
+
+class _Writer:
+    """The only writer of an index, for one change."""
+
+    def __init__(self, directory: Path) -> None:
+        self._began = time.perf_counter()
+        self._directory = directory
+        self._stored = open_index(directory)
+        self._manifest = self._stored.manifest
+        remove_leftovers(directory, self._manifest)  # not before the index is known to be whole without them
+
+    def change(
+        self,
+        added: Addition | None,
+        removed: Sequence[int] | NDArray[np.integer],
+        *,
+        replace: bool,
+        mode: Mode,
+        progress: Progress | None,
+    ) -> ChangeSummary:
+        stored = self._stored
+        places = self._places(removed)
+        segment = empty_segment(self._manifest.params, stored.features.shape[1])._replace(
+            removed=places.astype(np.int32)
+        )
+        next_id = self._manifest.next_id
+        if added is not None:
+            segment = self._with_rows(segment, added, replace)
+            if not replace:
+                segment = segment._replace(ids=np.arange(next_id, next_id + len(segment.ids)))
+                next_id += len(segment.ids)
+        if not len(segment.ids) and not len(places):
+            return self._summary(segment, self._manifest, 0, 0)
+        if mode == "exact" or (stored.lists is None and len(segment.ids)):
+            return self._rebuilt(segment, next_id, progress)
+        read = _READ_ALWAYS + column_files(stored.manifest.params) + (_READ_TO_ADD if len(segment.features) else ())
+        check_files(self._directory, stored, read)
+        check_owners_fit(stored)
+        lists = solved = 0
+        if len(segment.features):
+            segment, lists, solved = self._solved(segment)
+        if len(places):
+            segment = self._without(segment, places)
+        return self._summary(segment, self._commit_segment(segment, next_id), lists, solved)
+
+    def compact(self, progress: Progress | None) -> ChangeSummary:
+        segment = empty_segment(self._manifest.params, self._stored.features.shape[1])
+        if not self._manifest.segments:
+            return self._summary(segment, self._manifest, 0, 0)
+        return self._rebuilt(segment, self._manifest.next_id, progress)
+
+    def _places(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
+        """Where the images are that are to go."""
+        wanted = np.asarray(ids)
+        if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):
+            raise InvalidInput(f"ids must be a list of whole numbers, got {wanted.dtype} of shape {wanted.shape}")
+        names, counts = np.unique(wanted.astype(np.int64), return_counts=True)
+        if (counts > 1).any():
+            raise InvalidInput(f"image {names[counts > 1][0]} is named {counts[counts > 1][0]} times; name it once")
+        for id in wanted[self._stored.ids.places(wanted.astype(np.int64)) < 0][:1].tolist():
+            self._stored.ids.place(id)  # which says what there is
+        return self._stored.ids.places(wanted.astype(np.int64))
+
+    def _with_rows(self, segment: Segment, added: Addition, replace: bool) -> Segment:
+        """The rows, owners and names of what is added, as the index holds them."""
+        stored = self._stored
+        whitening, regional = stored.whitening, stored.owners is not None
+        dimensions = stored.features.shape[1] if whitening is None else len(whitening.mean)
+        check_matrix(added.features, "features", least_rows=1, dimensions=dimensions)
+        rows = unit_rows(added.features, "features")
+        rows = rows if whitening is None else apply_whitening(rows, whitening, "features")
+        if regional != (added.owners is not None):
+            raise InvalidInput(
+                "this index holds regions: give owners, the image of each row"
+                if regional
+                else "this index holds images, and owners were given; leave them out, or add to an index of regions"
+            )
+        owners = None if added.owners is None else check_owners(added.owners, len(rows), "owners")
+        images = len(rows) if owners is None else int(owners.max()) + 1
+        if added.names is not None and owners is not None:
+            images = max(images, len(added.names))
+        if replace and images != len(segment.removed):
+            raise InvalidInput(f"{images} images for {len(segment.removed)} ids; give one image for each id")
+        if len(stored.features) + len(rows) > 2**31 - 1:
+            raise InvalidInput(f"the index would hold {len(stored.features) + len(rows)} elements, more than 2**31 - 1")
+        if added.names is not None:
+            items = check_items(added.names, images)
+        elif replace:
+            items = [stored.items.at(place) for place in segment.removed.tolist()]
+        else:
+            items = [{}] * images
+        text, offsets = encode_items(items) if any(items) else (b"", np.zeros(images + 1, np.int64))
+        places = stored.ids.count
+        return segment._replace(
+            features=np.ascontiguousarray(rows, np.float32),
+            owners=segment.owners if owners is None else (owners + places).astype(np.int32),
+            ids=stored.ids.of(segment.removed.astype(np.int64)) if replace else np.arange(images),
+            item_text=np.frombuffer(text, np.uint8),
+            item_offsets=offsets,
+        )
+
+    def _solved(self, segment: Segment) -> tuple[Segment, int, int]:
+        """The segment with the lists that change and the columns of what is new and of its neighbours.
+
+        And how many lists that are, and columns. Stale ones hear of what is new, too, unless they hold images.
+        """
+        stored, params = self._stored, self._manifest.params
+        old, places = len(stored.features), stored.ids.count + len(segment.ids)
+        features = self._features_with(segment)
+        owners = None if stored.owners is None else np.concatenate([stored.owners, segment.owners])
+        hidden = self._hidden_elements(segment, owners, places)
+        before = all_lists(stored)
+        grown = enter_lists(features, before, hidden)
+        graph = alpha_s_of(grown.lists, params)
+        new = np.arange(old, len(features))
+        pooled = is_pooled(stored)
+        pool = owners if pooled else None
+        order, solved = solve(graph, to_solve(graph, new, hidden), params, features, pool, stored.columns)
+        touched = touched_nodes(before, grown, graph)
+        met = touched if not pooled else np.unique(stored.owners[touched[touched < old]])  # type: ignore[index]
+        reach = stored.ids.count if pooled else old
+        known = np.concatenate([stored.stale, order[order < old]])
+        stale = stale_after(concerned(stored.columns, met, reach, known), order, order[:0])
+        stale = stale[~hidden[stale]]
+        column_of, count = order, len(order)
+        if not pooled:
+            is_stale = np.zeros(old, bool)
+            is_stale[stale] = True
+            of_new = np.flatnonzero(order >= old)
+            found = plain(held(*solved[:3]), of_new)
+            others, more = extended(stored.columns, found, order[of_new], params, is_stale)
+            column_of, solved = np.concatenate([order, others]), joined([solved, *more])
+        changed = np.concatenate([grown.changed, new])
+        segment = segment._replace(
+            list_of=changed.astype(np.int32),
+            list_ids=grown.lists.ids[changed],
+            list_sims=grown.lists.sims[changed],
+            column_of=column_of,
+            column_indptr=solved.indptr,
+            column_entries=solved[1],
+            column_values=solved[2],
+            stale=stale,
+        )
+        if stored.images is not None and owners is not None:
+            segment = self._with_images(segment, owners, places)
+        return segment, len(grown.changed), count
+
+    def _features_with(self, segment: Segment) -> Features:
+        """All rows in one array; only those of segments are copied."""
+        mapped = base_of(self._directory, self._manifest) / "features.npy"
+        since = self._stored.features[self._manifest.counts["elements"] :]
+        return map_extended(mapped, np.concatenate([since, segment.features])).array
+
+    def _hidden_elements(self, segment: Segment, owners: NDArray[np.int32] | None, places: int) -> NDArray[np.bool_]:
+        hidden = np.zeros(places, bool)
+        before = self._stored.ids.hidden
+        hidden[: len(before)] = before != 0
+        hidden[segment.removed] = True
+        return hidden if owners is None else hidden[owners]
+
+    def _with_images(self, segment: Segment, owners: NDArray[np.int32], places: int) -> Segment:
+        """The vectors of the images whose regions have other columns now."""
+        stored, params = self._stored, self._manifest.params
+        solved = held(segment.column_indptr, segment.column_entries, segment.column_values)
+        place_of = np.full(len(owners), -1, np.int64)
+        place_of[segment.column_of] = np.arange(len(segment.column_of))
+        images = np.unique(owners[segment.column_of])
+        vectors = image_vectors(
+            lambda ids: _safe_to_pool(_from_both(stored.columns, solved, ids, place_of[ids]), places),
+            owners, places, params.keep, image_type(params), images,
+        )  # fmt: skip
+        return segment._replace(
+            image_of=images.astype(np.int32),
+            image_indptr=vectors.indptr,
+            image_rows=vectors.rows,
+            image_values=vectors.values,
+        )
+
+    def _without(self, segment: Segment, places: NDArray[np.int64]) -> Segment:
+        """The segment with the columns that removed images concern as stale ones."""
+        stored = self._stored
+        nodes = places
+        if stored.owners is not None and not is_pooled(stored):
+            nodes = np.flatnonzero(np.isin(stored.owners, places))
+        reach = stored.ids.count if is_pooled(stored) else len(stored.features)
+        known = np.concatenate([stored.stale, segment.column_of])
+        met = concerned(stored.columns, nodes, reach, known[known < len(stored.features)])
+        stale = stale_after(met, segment.column_of, segment.stale)
+        owners = stored.owners
+        hidden = self._hidden_elements(segment._replace(ids=segment.ids[:0]), owners, stored.ids.count)
+        stale = stale[(stale >= len(hidden)) | ~hidden[np.minimum(stale, len(hidden) - 1)]]
+        return segment._replace(stale=stale)
+
+    def _commit_segment(self, segment: Segment, next_id: int) -> Manifest:
+        """Write the segment, together with older ones that are not much larger, so that there are never many."""
+        manifest, directory = self._manifest, self._directory
+        extent = Extent(len(self._stored.features) + len(segment.features), self._stored.ids.count + len(segment.ids))
+        kept = list(manifest.segments)
+        size = max(_SMALL, sum(array.nbytes for array in segment))
+        if kept and kept[-1]["bytes"] <= 2 * size:
+            older, _ = read_segments(directory, manifest)
+            while kept and kept[-1]["bytes"] <= 2 * size:
+                size += kept.pop()["bytes"]
+                segment = merged([older[len(kept)], segment])
+        generation = manifest.generation + 1
+        now = dataclasses.replace(manifest, generation=generation, next_id=next_id, version=3)
+        if what := misfit(segment, now, extent):
+            # Nothing that was given can lead to this: checked so that a damaged base does not spoil what is opened.
+            raise IndexBroken(f"the change would not fit the index: {what}; run suffuse verify, then copy it again")
+        written = write_segment(directory, f"segment-{generation:06d}.npz", segment)
+        sync_directory(directory)
+        return self._switch(dataclasses.replace(now, segments=[*kept, written]))
+
+    def _rebuilt(self, segment: Segment, next_id: int, progress: Progress | None) -> ChangeSummary:
+        """A new base of everything that is left."""
+        check_owners_fit(self._stored)
+        generation = self._manifest.generation + 1
+        content = Content(self._directory, self._stored, segment, next_id)
+        manifest = compacted(content, generation, progress)
+        manifest = self._switch(manifest)
+        return self._summary(segment, manifest, 0, manifest.counts["elements"])
+
+    def _switch(self, manifest: Manifest) -> Manifest:
+        """Make a generation the one that is opened, and remove what only older ones need."""
+        write_manifest(self._directory, manifest)
+        try:
+            sync_directory(self._directory)
+        except OSError as error:
+            raise ChangeFailed(
+                f"{error.strerror or error} ({self._directory}); the change is there and can be searched, but may be"
+                " gone after a power failure"
+            ) from error
+        with contextlib.suppress(OSError):
+            remove_leftovers(self._directory, manifest)
+        return manifest
+
+    def _summary(self, segment: Segment, manifest: Manifest, lists: int, solved: int) -> ChangeSummary:
+        stored, rebuilt = self._stored, manifest.base != self._manifest.base
+        stale = stale_after(stored.stale, segment.column_of, segment.stale)
+        return ChangeSummary(
+            ids=segment.ids,
+            removed=len(segment.removed),
+            lists=lists,
+            solved=solved,
+            stale=0.0 if rebuilt else len(stale) / (len(stored.features) + len(segment.features)),
+            images=stored.ids.visible - len(segment.removed) + len(segment.ids),
+            generation=manifest.generation,
+            seconds=time.perf_counter() - self._began,
+        )
+
+
+def _safe_to_pool(entries: Entries, images: int) -> Entries:
+    """Columns over images as the kernel can take them, which checks nothing; the base they are from may be damaged."""
+    rows, values = entries.rows, entries.values
+    if len(rows) and not (0 <= rows.min() <= rows.max() < images and np.isfinite(values).all() and values.min() >= 0):
+        raise IndexBroken(
+            "codes.npy, scales.npy, rows.npy or values.npy holds what no column holds; run suffuse verify, then copy"
+            " the index again"
+        )
+    # The kernel takes an image whose sum is zero for one that it has not met.
+    return entries._replace(values=np.maximum(values, np.finfo(values.dtype).smallest_subnormal))
+
+
+def _from_both(stored: Held, solved: Held, ids: NDArray[np.integer], places: NDArray[np.int64]) -> Entries:
+    """The columns of these elements: the one at `places` of what was solved, or, where that is -1, the stored one."""
+    new = places >= 0
+    parts = plain(stored, ids[~new]), plain(solved, places[new])
+    lengths = np.empty(len(ids), np.int64)
+    for part, of in zip(parts, (~new, new), strict=True):
+        lengths[of] = np.diff(part.indptr)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    rows, values = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], parts[0].values.dtype)
+    for part, of in zip(parts, (~new, new), strict=True):
+        at = np.repeat(of, lengths)
+        rows[at], values[at] = part.rows, part.values
+    return Entries(indptr, rows, values)

@@ -1,0 +1,1 @@
+"""From features to an index: the plan, the working directory, the tasks and who runs them."""

@@ -1,0 +1,321 @@
+"""The paper's table and figures on any data set: measure, and write what was measured as raw JSON.
+
+`suffuse.research.report` makes tables, figures and the page from these files alone, so that they can be made again
+without measuring.
+"""
+
+import functools
+import importlib.metadata
+import math
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suffuse import __version__
+from suffuse.core import ann
+from suffuse.core.blas import one_thread
+from suffuse.core.neighbors import Features, nearest_to_rows
+from suffuse.core.params import Params, Search
+from suffuse.offline.runner import Progress
+from suffuse.research.comparison import Result, advise, compare, median_milliseconds, pick, queries_of
+from suffuse.research.datasets import Dataset
+from suffuse.research.evaluation import Judgement
+from suffuse.research.methods import METHODS, Setting, Workshop, available, prepare
+from suffuse.research.report import APPROXIMATE, QUERIES, TABLE, TRUNCATION, render
+from suffuse.store.files import write_bytes, write_json
+
+Report = Callable[[str], None]
+
+# L of figures 1, 4 and 6. All elements are one more, where so many columns of all elements still fit.
+TRUNCATIONS, QUICK_TRUNCATIONS = (50, 100, 200, 500, 1000, 2000, 5000), (100, 300, 1000)
+_MOST_WHOLE = 10_000
+# What the paper truncates: per query (Iscen et al. early, and late), and offline.
+_TRUNCATED = ("online-early", "online-late", "features", "graph")
+# An eigen-decomposition and 20 regions per image are most of the time of a full run.
+_NOT_QUICK = ("spectral",)
+# Cells probed by IVFADC; and candidates held by HNSW for each neighbour asked for, as fewer than one make no sense.
+PROBES, QUICK_PROBES = (1, 2, 4, 8, 16, 32, 64), (1, 8)
+WIDTHS, QUICK_WIDTHS = (1, 2, 4), (1,)
+# Elements whose search is timed, and how often; the time of all is a multiple of the best one.
+_TIMED_ROWS, _TIMED_SEARCHES = 512, 3
+# Times per query are taken in so many more rounds.
+_ROUNDS = 4
+SHOWN_QUERIES, SHOWN_HITS = 10, 10
+
+# Table 1 of Yang et al. by data set and method. Empty: no text of that table could be checked against its source.
+PUBLISHED: dict[str, dict[str, float]] = {}
+# The best mAP of the paper on each gallery, over its features and methods, as paperswithcode.com listed it.
+PUBLISHED_BEST = {"oxford5k": 96.2, "oxford105k": 95.2, "paris6k": 97.8, "paris106k": 96.2}
+
+
+def reproduce(
+    dataset: Dataset,
+    setting: Setting,
+    output: str | Path,
+    quick: bool = False,
+    report: Report | None = None,
+    progress: Progress | None = None,
+    *,
+    pictures: bool = True,
+    command: str | None = None,
+) -> Path:
+    """Measure everything on one data set and write JSON, tables, figures and report.html to the folder `output`.
+
+    quick     fewer methods, fewer L, fewer probes
+    report    hears what is measured next
+    pictures  show photographs in the page where the data set has thumbnails
+    command   what a person typed to get here
+    """
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    say = report or _silent
+    head = header(dataset, setting, quick, command)
+    with tempfile.TemporaryDirectory(prefix="suffuse-", ignore_cleanup_errors=True) as work:
+        shop = Workshop(dataset, setting, _made(Path(work) / "table"), progress)
+        results = compare(shop, _names(dataset, quick), functools.partial(_say, say, "table 1"))
+        say("table 1: times, in turn")
+        results = steadied([(shop, results)])
+        write_json(folder / TABLE, {**head, **measure_table(shop, results)})
+        write_json(folder / QUERIES, {**head, **measure_queries(shop, results)})
+        rows = measure_truncation(shop, results, truncations(len(dataset.features), quick), say)
+        write_json(folder / TRUNCATION, {**head, "rows": rows})
+        rows = measure_approximate(shop, quick, say)
+        write_json(folder / APPROXIMATE, {**head, "rows": rows})
+    say("tables, figures and the page")
+    return render(folder, dataset.thumbnails if pictures else None)
+
+
+def header(dataset: Dataset, setting: Setting, quick: bool, command: str | None = None) -> dict[str, Any]:
+    """What every file begins with: the data, the parameters, the command and the machine."""
+    return {
+        "dataset": {
+            "name": dataset.name,
+            "images": len(dataset.features),
+            "queries": len(dataset.queries),
+            "dimensions": dataset.features.shape[1],
+            "regions": 0 if dataset.regions is None else len(dataset.regions),
+            "kind": dataset.kind,
+            "protocols": list(dataset.protocols),
+            "main": main_protocol(dataset.protocols),
+        },
+        "setting": asdict(setting),
+        "quick": quick,
+        "command": command or f"suffuse reproduce {dataset.name}{' --quick' if quick else ''}",
+        "machine": machine(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The processor, its cores, and the versions of what computes."""
+    names = ("numpy", "scipy", "numba", "faiss-cpu")
+    versions = {name: importlib.metadata.version(name) for name in names}
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count() or 1,
+        "versions": {"suffuse": __version__, "python": platform.python_version(), **versions},
+    }
+
+
+def main_protocol(protocols: Iterable[str]) -> str:
+    """The protocol that figures show: the revisited Medium, or the only one there is."""
+    names = list(protocols)
+    return "medium" if "medium" in names else names[0]
+
+
+def truncations(images: int, quick: bool) -> list[int]:
+    """The L to measure on so many images."""
+    chosen = [size for size in (QUICK_TRUNCATIONS if quick else TRUNCATIONS) if size < images]
+    return [*chosen, images] if not chosen or (images <= _MOST_WHOLE and not quick) else chosen
+
+
+def measure_table(shop: Workshop, results: Sequence[Result]) -> dict[str, Any]:
+    """Table 1: every method, the published numbers, and what speaks against diffusion here."""
+    dataset, manifest = shop.dataset, shop.graph_index[0].manifest
+    judgements = dataset.protocols[main_protocol(dataset.protocols)]
+    positives = np.array([len(judgement.positives) for judgement in judgements])
+    gallery, _, network = dataset.name.partition("_")
+    is_papers = network in ("siamac", "resnet")
+    return {
+        "results": [{**result.to_dict(), "what": METHODS[result.method].what} for result in results],
+        "published": PUBLISHED.get(dataset.name, {}),
+        "published_best": PUBLISHED_BEST.get(gallery) if is_papers else None,
+        "advice": advise(manifest.graph, len(dataset.features), shop.setting.params.k, positives),
+    }
+
+
+def measure_truncation(
+    shop: Workshop, results: Sequence[Result], sizes: Sequence[int], report: Report
+) -> list[dict[str, Any]]:
+    """Figures 1, 4 and 6: quality and time of what is truncated, for each L; k-NN and the whole graph beside them."""
+    plain = [result for result in results if result.method in ("knn", "online")]
+    rows = [_row(result, None, plain) for result in plain]
+    for size in sizes:
+        params = replace(shop.setting.params, truncation=size, keep=min(shop.setting.params.keep, size))
+        if params == shop.setting.params:
+            found = [result for result in results if result.method in _TRUNCATED]
+            rows += [_row(result, size, plain) for result in found]
+            continue
+        with tempfile.TemporaryDirectory(dir=shop.folder, ignore_cleanup_errors=True) as folder:
+            part = Workshop(shop.dataset, replace(shop.setting, params=params), Path(folder), shop.progress)
+            found = compare(part, _TRUNCATED, functools.partial(_say, report, f"L = {size}"))
+            # k-NN anew in the same minute, its old time forgotten, so that a busy machine slows both.
+            anew = [result._replace(milliseconds=math.inf) for result in plain if result.method == "knn"]
+            again = steadied([(part, found), (shop, anew)])
+        rows += [_row(result, size, again[len(found) :]) for result in again[: len(found)]]
+    return rows
+
+
+def steadied(parts: Sequence[tuple[Workshop, Sequence[Result]]]) -> list[Result]:
+    """The results with their times taken in turn, round by round, and the best round of each.
+
+    What else runs on a machine only ever adds to a time, and hits whoever is measured at that moment.
+    """
+    given = [(shop, result) for shop, results in parts for result in results]
+    # To prepare `spectral` or regions once more takes long, and their queries are slow enough to be steady.
+    ready = {
+        place: (prepare(result.method, shop), queries_of(shop.dataset), len(shop.dataset.features))
+        for place, (shop, result) in enumerate(given)
+        if result.method not in _NOT_QUICK and not METHODS[result.method].regional
+    }
+    best = [result.milliseconds for _, result in given]
+    for _ in range(_ROUNDS):
+        for place, (prepared, queries, images) in ready.items():
+            best[place] = min(best[place], median_milliseconds(prepared.rank, queries, images))
+    return [result._replace(milliseconds=round(ms, 4)) for (_, result), ms in zip(given, best, strict=True)]
+
+
+def measure_approximate(shop: Workshop, quick: bool, report: Report) -> list[dict[str, Any]]:
+    """Figure 5: seconds of the search, and quality, where the graph or the supports are found approximately."""
+    probes, widths = (QUICK_PROBES, QUICK_WIDTHS) if quick else (PROBES, WIDTHS)
+    index, params = shop.graph_index[0], replace(shop.setting.params, whiten=None)
+    if quick:
+        params = replace(params, truncation=min(params.truncation, QUICK_TRUNCATIONS[1]))
+    # Whitened once, not in every build.
+    data = shop.dataset._replace(features=index.features, queries=index.prepare(shop.dataset.queries))
+    watch, rows = _SearchWatch(index.features, shop.folder), []
+    for stage, method, size in (("support", "features", params.truncation), ("graph", "graph", params.k)):
+        kinds: list[tuple[Search, dict[str, int]]] = [("exact", {})]
+        kinds += [("ivfadc", {"probes": count}) for count in probes]
+        kinds += [("hnsw", {"ef": width * size}) for width in widths]
+        for search, effort in kinds:
+            report(f"{stage} by {search} search {' '.join(map(str, effort.values()))}")
+            changes: dict[str, Any] = {f"{stage}_search": search, **effort}
+            chosen = replace(params, **changes)
+            with tempfile.TemporaryDirectory(dir=shop.folder, ignore_cleanup_errors=True) as folder:
+                part = Workshop(data, replace(shop.setting, params=chosen), Path(folder), shop.progress)
+                (result,) = compare(part, [method])
+            common = {"stage": stage, "search": search, **effort, "size": size, "quality": result.quality}
+            rows.append({**common, "offline_seconds": result.offline_seconds, **watch.time(search, chosen, size)})
+    return rows
+
+
+class _SearchWatch:
+    """How long a search takes for all elements on one thread, and what share of the true neighbours it finds."""
+
+    def __init__(self, features: Features, folder: Path) -> None:
+        self._features, self._folder = features, folder
+        self._sample = min(len(features), _TIMED_ROWS)
+        self._training: dict[str, float] = {}
+        self._true: dict[int, NDArray[np.int64]] = {}
+
+    def time(self, search: Search, params: Params, size: int) -> dict[str, float]:
+        features, path = self._features, self._folder / f"{search}.faiss"
+        if search != "exact" and search not in self._training:
+            started = time.perf_counter()
+            write_bytes(path, [ann.train_index(features, search)])
+            self._training[search] = time.perf_counter() - started
+        opened = None if search == "exact" else ann.read_index(str(path), search, params)
+        find = nearest_to_rows if opened is None else functools.partial(ann.nearest_by_faiss, opened)
+        seconds = math.inf
+        with one_thread():
+            for _ in range(_TIMED_SEARCHES):
+                started = time.perf_counter()
+                found = find(features, 0, self._sample, size)
+                seconds = min(seconds, (time.perf_counter() - started) * len(features) / self._sample)
+        # Told apart by row, so that one sorted search serves all rows.
+        ids = found.ids.astype(np.int64) + len(features) * np.arange(self._sample)[:, None]
+        true = self._true.setdefault(size, ids)
+        return {
+            "training_seconds": round(self._training.get(search, 0.0), 4),
+            "search_seconds": round(seconds, 4),
+            "recall": round(float(np.isin(true, ids).mean()), 5),
+        }
+
+
+def measure_queries(shop: Workshop, results: Sequence[Result]) -> dict[str, Any]:
+    """The queries that gain most and lose most against k-NN, and what both methods find first."""
+    dataset, protocol = shop.dataset, main_protocol(shop.dataset.protocols)
+    by_name = {result.method: result for result in results}
+    method = next(name for name in ("refined", "graph") if name in by_name)
+    ours, plain = (np.array(by_name[name].per_query[protocol], np.float64) for name in (method, "knn"))
+    gain = ours - plain
+    order = [int(q) for q in np.argsort(-gain, kind="stable") if np.isfinite(gain[q])]
+    chosen = {
+        "gain": [q for q in order if gain[q] > 0][:SHOWN_QUERIES],
+        "lose": [q for q in reversed(order) if gain[q] < 0][:SHOWN_QUERIES],
+    }
+    queries, ready = queries_of(dataset), {name: prepare(name, shop) for name in ("knn", method)}
+    top = min(SHOWN_HITS, len(dataset.features))
+
+    def described(q: int) -> dict[str, Any]:
+        judged = dataset.protocols[protocol][q]
+        hits = {name: ready[name].rank(pick(queries, q, q + 1), top).ids[0].tolist() for name in ready}
+        return {
+            "query": dataset.query_names[q],
+            "positives": len(judged.positives),
+            "precision": {"knn": float(plain[q]), method: float(ours[q])},
+            "hits": {
+                name: [{"name": dataset.image_names[i], "mark": _mark(i, judged)} for i in ids]
+                for name, ids in hits.items()
+            },
+        }
+
+    return {"method": method, **{kind: [described(q) for q in ids] for kind, ids in chosen.items()}}
+
+
+def _row(result: Result, size: int | None, plain: Sequence[Result]) -> dict[str, Any]:
+    kept = ("method", "quality", "milliseconds", "offline_seconds", "bytes_per_image")
+    beside = next((other.milliseconds for other in plain if other.method == "knn"), None)
+    return {"truncation": size, "knn_milliseconds": beside, **{name: getattr(result, name) for name in kept}}
+
+
+def _names(dataset: Dataset, quick: bool) -> list[str]:
+    names = available(dataset)
+    return [n for n in names if not (METHODS[n].regional or n in _NOT_QUICK)] if quick else names
+
+
+def _mark(image: int, judged: Judgement) -> str:
+    return "right" if image in judged.positives else "junk" if image in judged.junk else "wrong"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _say(report: Report, what: str, name: str) -> None:
+    report(f"{what}: {name}")
+
+
+def _silent(_: str) -> None:
+    pass

@@ -1,0 +1,259 @@
+"""manifest.json: what an index consists of, how it was made, and a hash of every file.
+
+An index that was changed has generations: the files of its base, and a segment for each change since (`segments`).
+Writing this file is what makes the next generation the one that is opened.
+
+docs/index-format.md is the contract; a change of it raises `FORMAT_VERSION`.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from suffuse.core.ann import HnswGraph
+from suffuse.core.params import LARGEST_COUNT, Params
+from suffuse.errors import IndexBroken, IndexMissing, IndexTooNew, InvalidParams
+from suffuse.store.checksums import PAGES_FILE, sums_of
+from suffuse.store.files import as_json, map_array, sha256_of, write_array, write_bytes
+
+FORMAT = "suffuse-index"
+FORMAT_VERSION = 3
+MANIFEST = "manifest.json"
+ITEMS_FILE = "items.jsonl"
+
+# Every file that an index can have, with the type it must have; a manifest that names another is refused,
+# so no manifest can make Suffuse open a file outside the directory.
+ARRAY_TYPES = {
+    "features.npy": ("float32",),
+    "indptr.npy": ("int64",),
+    "codes.npy": ("uint8",),
+    "scales.npy": ("float32",),
+    "rows.npy": ("int32",),
+    "values.npy": ("float16", "float32"),
+    "owners.npy": ("int32",),
+    "image_indptr.npy": ("int64",),
+    "image_rows.npy": ("int32",),
+    "image_values.npy": ("float16", "float32"),
+    "whitening_mean.npy": ("float64",),
+    "whitening_projection.npy": ("float64",),
+    "item_offsets.npy": ("int64",),
+    **{f"hnsw_{name}.npy": ("int32",) for name in HnswGraph._fields},
+    "graph_indptr.npy": ("int64",),
+    "graph_indices.npy": ("int32",),
+    "graph_weights.npy": ("float32",),
+    "list_ids.npy": ("int32",),
+    "list_sims.npy": ("float32",),
+    "ids.npy": ("int64",),
+    PAGES_FILE: ("uint64",),
+}
+IMAGE_FILES = ("image_indptr.npy", "image_rows.npy", "image_values.npy")
+GRAPH_FILES = ("graph_indptr.npy", "graph_indices.npy", "graph_weights.npy")
+LIST_FILES = ("list_ids.npy", "list_sims.npy")
+HNSW_FILES = tuple(f"hnsw_{name}.npy" for name in HnswGraph._fields)
+_REQUIRED = ("features.npy", "indptr.npy")
+_CODED, _PLAIN = ("codes.npy", "scales.npy"), ("rows.npy", "values.npy")
+_LARGEST_MANIFEST = 1 << 20
+# Images without regions are in no file, so nothing else bounds how many a manifest may claim.
+_MOST_BARE, _MOST_BARE_PER_ELEMENT = 1 << 20, 64
+# Where the files of a base are, under the directory of the index; a build puts them into that itself.
+_BASE, _SEGMENT = re.compile(r"(base-[0-9]{6,12})?"), re.compile(r"segment-[0-9]{6,12}\.npz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What manifest.json says: who wrote the index, with which parameters, and every file with its hash."""
+
+    created_by: str
+    params: Params
+    counts: dict[str, int]  # elements, images, dimensions, entries, unconverged
+    graph: dict[str, float]  # see graph.GraphSummary
+    files: dict[str, dict[str, Any]]  # name -> sha256, bytes, and dtype and shape of an array
+    pictures: dict[str, Any] | None = None  # where the images are, and what made features of them
+    generation: int = 1  # goes up with every change
+    next_id: int  # of the next image that is added
+    base: str = ""  # the directory of `files`; empty if that is the index's own
+    segments: list[dict[str, Any]] = field(default_factory=list)  # name, sha256, bytes; the oldest change first
+    version: int = FORMAT_VERSION
+
+
+def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
+    """The `files` of a manifest: sizes, hashes, types and shapes of all files in a finished directory.
+
+    The sums of their pages are written first.
+    """
+    paths = sorted(path for path in directory.iterdir() if path.name not in (MANIFEST, PAGES_FILE))
+    write_array(directory / PAGES_FILE, sums_of(paths))
+    return {path.name: describe(path) for path in (*paths, directory / PAGES_FILE)}
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Size and hash of one file, and type and shape of an array."""
+    description: dict[str, Any] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    if path.suffix == ".npy":
+        array = map_array(path).array
+        description |= {"dtype": array.dtype.name, "shape": list(array.shape)}
+    return description
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """The last file of a build: a directory without it is no index."""
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "version": manifest.version,
+        "created_by": manifest.created_by,
+        "params": manifest.params.to_dict(),
+        "counts": manifest.counts,
+        "graph": manifest.graph,
+        "files": manifest.files,
+        "generation": manifest.generation,
+        "next_id": manifest.next_id,
+        "base": manifest.base,
+        "segments": manifest.segments,
+        **({} if manifest.pictures is None else {"pictures": manifest.pictures}),
+    }
+    write_bytes(directory / MANIFEST, [signed(content)])
+
+
+def signed(content: dict[str, Any]) -> bytes:
+    """The bytes of a manifest that says this, with their own hash among them: of what they are while that is empty."""
+    empty = as_json({**content, "sha256": ""})
+    return as_json({**content, "sha256": hashlib.sha256(empty).hexdigest()})
+
+
+def read_manifest(directory: str | Path) -> Manifest:
+    """Read and check manifest.json alone."""
+    directory = Path(directory)
+    path = directory / MANIFEST
+    if not directory.exists():
+        raise IndexMissing(f"there is no index at {directory}; build one with: suffuse build FEATURES -o {directory}")
+    if not directory.is_dir():
+        raise IndexMissing(f"{directory} is a file; an index is a directory with a {MANIFEST}")
+    if not path.is_file():
+        raise IndexMissing(
+            f"{directory} has no {MANIFEST}: it is not an index, or its build was not finished; build it (again)"
+        )
+    try:
+        if path.stat().st_size > _LARGEST_MANIFEST:
+            raise IndexBroken(f"{MANIFEST} has {path.stat().st_size} bytes, far too many; build the index again")
+        data = path.read_bytes()
+        content = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        raise IndexBroken(f"{MANIFEST} cannot be read: {error}; copy or build the index again") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise IndexMissing(f"{path} was not written by Suffuse (no format {FORMAT!r}); is it another program's?")
+    version = content.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise IndexBroken(f"{MANIFEST} has version {version!r}, expected a whole number from 1; build the index again")
+    if version > FORMAT_VERSION:
+        raise IndexTooNew(
+            f"the index has format version {version}, this Suffuse reads up to {FORMAT_VERSION};"
+            f" upgrade Suffuse (the index was written by {content.get('created_by')})"
+        )
+    if version < 3:
+        content = {**_UNCHANGED, **content, "next_id": _images(content)}
+    manifest = _parse_manifest(content)
+    # Last, since the other complaints say more. Before version 3, there was no hash.
+    promised = content.get("sha256", None if version < 3 else "")
+    if promised is not None and hashlib.sha256(data.replace(str(promised).encode(), b"")).hexdigest() != promised:
+        raise IndexBroken(f"{MANIFEST} was changed or damaged: its hash is another one; copy or build the index again")
+    return manifest
+
+
+# What an index says that was written before indexes could change.
+_UNCHANGED: dict[str, Any] = {"generation": 1, "base": "", "segments": []}
+
+
+def _images(content: dict[str, Any]) -> Any:
+    counts = content.get("counts")
+    return counts.get("images") if isinstance(counts, dict) else None
+
+
+def _parse_manifest(content: dict[str, Any]) -> Manifest:
+    for key, kind in (("created_by", str), ("params", dict), ("counts", dict), ("graph", dict), ("files", dict)):
+        if not isinstance(content.get(key), kind):
+            raise IndexBroken(f"{MANIFEST} has no proper {key!r} (found {content.get(key)!r}); build the index again")
+    if not isinstance(content.get("pictures", {}), dict):
+        raise IndexBroken(f"{MANIFEST} has no proper 'pictures' (found {content['pictures']!r}); build the index again")
+    try:
+        params = Params.from_dict(content["params"])
+    except InvalidParams as error:
+        raise IndexBroken(f"{MANIFEST} has bad params: {error}; build the index again") from error
+    counts = content["counts"]
+    for name, least, most in (
+        ("elements", 1, LARGEST_COUNT),
+        ("images", 1, LARGEST_COUNT),
+        ("dimensions", 1, LARGEST_COUNT),
+        ("entries", 0, 2**63 - 1),
+        ("unconverged", 0, LARGEST_COUNT),
+    ):
+        if type(counts.get(name)) is not int or not least <= counts[name] <= most:
+            raise IndexBroken(
+                f"{MANIFEST} has no proper count of {name} (found {counts.get(name)!r}); build the index again"
+            )
+    _check_generation(content)
+    files = content["files"]
+    for name, description in files.items():
+        if name not in ARRAY_TYPES and name != ITEMS_FILE:
+            raise IndexBroken(f"{MANIFEST} names a file {name!r} that no index has; do not trust this index")
+        if not isinstance(description, dict) or type(description.get("bytes")) is not int:
+            raise IndexBroken(f"{MANIFEST} does not describe {name}; build the index again")
+        if not isinstance(description.get("sha256"), str):
+            raise IndexBroken(f"{MANIFEST} has no sha256 of {name}; build the index again")
+    backed = any(name in files for name in ("item_offsets.npy", "image_indptr.npy", "ids.npy"))
+    if not backed and counts["images"] > max(_MOST_BARE, _MOST_BARE_PER_ELEMENT * counts["elements"]):
+        raise IndexBroken(
+            f"{MANIFEST} counts {counts['images']} images and {counts['elements']} elements, which cannot be; build the"
+            " index again"
+        )
+    if missing := [name for name in (*_REQUIRED, *column_files(params)) if name not in files]:
+        raise IndexBroken(f"{MANIFEST} does not name {missing[0]}; build the index again")
+    return Manifest(
+        created_by=content["created_by"],
+        params=params,
+        counts=counts,
+        graph=content["graph"],
+        files=files,
+        pictures=content.get("pictures"),
+        generation=content["generation"],
+        next_id=content["next_id"],
+        base=content["base"],
+        segments=content["segments"],
+        version=content["version"],
+    )
+
+
+def _check_generation(content: dict[str, Any]) -> None:
+    """Whether generation, base and segments are what Suffuse writes: no name may lead outside the directory."""
+    for name, least in (("generation", 1), ("next_id", content["counts"]["images"])):
+        if type(content.get(name)) is not int or not least <= content[name] < 2**62:
+            raise IndexBroken(f"{MANIFEST} has no proper {name} (found {content.get(name)!r}); build the index again")
+    base, segments = content.get("base"), content.get("segments")
+    if not isinstance(base, str) or not _BASE.fullmatch(base):
+        raise IndexBroken(f"{MANIFEST} names a base {base!r} that no index has; do not trust this index")
+    if not isinstance(segments, list):
+        raise IndexBroken(f"{MANIFEST} has no proper 'segments' (found {segments!r}); build the index again")
+    for segment in segments:
+        if not isinstance(segment, dict) or not isinstance(segment.get("name"), str):
+            raise IndexBroken(f"{MANIFEST} has no proper 'segments' (found {segment!r}); build the index again")
+        if not _SEGMENT.fullmatch(segment["name"]):
+            raise IndexBroken(f"{MANIFEST} names a segment {segment['name']!r} that no index has; do not trust it")
+        if type(segment.get("bytes")) is not int or not isinstance(segment.get("sha256"), str):
+            raise IndexBroken(f"{MANIFEST} does not describe {segment['name']}; build the index again")
+
+
+def base_of(directory: Path, manifest: Manifest) -> Path:
+    """Where the files of an index are that its segments change."""
+    return directory / manifest.base
+
+
+def column_files(params: Params) -> tuple[str, str]:
+    """What holds the columns besides indptr.npy."""
+    return _CODED if params.values == "uint8" else _PLAIN
+
+
+def size_on_disk(manifest: Manifest) -> int:
+    """Bytes of all files that the manifest names."""
+    return sum(int(description["bytes"]) for description in (*manifest.files.values(), *manifest.segments))

@@ -1,0 +1,81 @@
+"""Bring your own k-NN: `Index.combine` makes hits of seeds that another search found."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support import reference
+from tests.support.data import scattered, seeds_of_rng
+from tests.support.indexes import SHORT, D, N, same_hits, stored_columns
+
+from suffuse.core.neighbors import nearest
+from suffuse.errors import InvalidInput, InvalidParams
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds_of_rng, m=st.integers(1, 5), seeds=st.integers(1, 12), refine=st.sampled_from([None, 0, 4]))
+def test_own_seeds_give_what_search_gives(short_index, seed, m, seeds, refine):
+    queries = scattered(np.random.default_rng(seed), m, D)
+    found = nearest(short_index.prepare(queries), short_index.features, seeds)
+    expected = short_index.search(queries, top=5, seeds=seeds, refine=refine)
+    hits = short_index.combine(found.ids, found.sims, top=5, refine=refine)
+    reached = hits.ids >= 0
+    np.testing.assert_array_equal(hits.ids[reached], expected.ids[reached])
+    np.testing.assert_array_equal(hits.scores, np.where(reached, expected.scores, 0))
+
+
+def test_seeds_from_anywhere_are_weighed_by_their_similarity(short_index):
+    ids, sims = np.array([[40, 3, 71], [5, 5, 6]], np.uint16), np.array([[0.9, 0.4, -0.3], [1, 2, 3]], np.float16)
+    hits = short_index.combine(ids, sims, top=6, refine=0)
+    columns = stored_columns(short_index)
+    for q in range(2):
+        f = columns[:, ids[q]] @ np.maximum(sims[q].astype(float), 0) ** SHORT.gamma
+        expected = reference.largest(f, 6)
+        assert hits.ids[q, : len(expected)].tolist() == expected
+        np.testing.assert_allclose(hits.scores[q, : len(expected)], f[expected], rtol=1e-6)
+
+
+def test_what_diffusion_does_not_reach_is_not_ranked(short_index):
+    hits = short_index.combine(np.array([[7]]), np.array([[1.0]]), top=N, refine=0)
+    column = np.flatnonzero(stored_columns(short_index)[:, 7])
+    assert 1 < len(column) < N
+    assert sorted(hits.ids[0, : len(column)]) == column.tolist()
+    assert (hits.ids[0, len(column) :] == -1).all()
+    assert (hits.scores[0, len(column) :] == 0).all()
+
+
+def test_a_place_where_nothing_was_found_counts_for_nothing(short_index):
+    padded = short_index.combine(np.array([[3, 9, -1], [-1, -1, -1]]), np.array([[0.8, 0.5, np.nan], [1.0, 1.0, 1.0]]))
+    same_hits(padded._replace(ids=padded.ids[:1], scores=padded.scores[:1]),
+              short_index.combine(np.array([[3, 9]]), np.array([[0.8, 0.5]])))  # fmt: skip
+    assert (padded.ids[1] == -1).all()
+
+
+def test_seeds_of_a_regional_index_are_regions_and_hits_are_images(regional_index):
+    hits = regional_index.combine(np.array([[79]]), np.array([[1.0]]), top=3)
+    assert 0 <= hits.ids.max() < len(regional_index)
+    with pytest.raises(InvalidParams, match="refine must be 0 for an index of regions"):
+        regional_index.combine(np.array([[79]]), np.array([[1.0]]), refine=5)
+
+
+@pytest.mark.parametrize(
+    ("ids", "sims", "message"),
+    [
+        ([1, 2], [0.5, 0.5], r"of one shape, \(queries, seeds\), got \(2,\) and \(2,\)"),
+        ([[1, 2]], [[0.5]], r"got \(1, 2\) and \(1, 1\)"),
+        (np.zeros((0, 3), int), np.zeros((0, 3)), r"got \(0, 3\) and \(0, 3\)"),
+        ([[1.0, 2.0]], [[0.5, 0.5]], "ids must be whole numbers, got float64"),
+        ([[1, 2]], [["a", "b"]], "sims must be numbers, got <U1"),
+        ([[1, 2], [3, N]], [[0.5, 0.5]] * 2, f"seed 1 of query 1 is element {N}, but there are {N}, numbered from 0"),
+        ([[1, 2]], [[0.5, np.nan]], "the similarity of seed 1 of query 0 is nan; similarities must be finite"),
+    ],
+)
+def test_seeds_that_cannot_be_used_are_named(short_index, ids, sims, message):
+    with pytest.raises(InvalidInput, match=message):
+        short_index.combine(ids, sims)
+
+
+@pytest.mark.parametrize("top", [0, -1, 2.5, True])
+def test_top_must_be_a_whole_number_from_one(short_index, top):
+    with pytest.raises(InvalidParams, match="top must be a whole number of at least 1"):
+        short_index.combine([[1]], [[0.5]], top)

@@ -1,0 +1,62 @@
+"""Small indexes to search: how they are built, and what their columns are as dense matrices."""
+
+import dataclasses
+
+import numpy as np
+from tests.support import reference
+
+import suffuse
+from suffuse import Index, Params
+from suffuse.core.columns import WALK_STEPS
+from suffuse.core.graph import affinity, transition
+from suffuse.core.neighbors import nearest_to_rows
+
+N, D = 80, 10
+WHOLE = Params(k=12, truncation=200, keep=200, iterations=500, tolerance=1e-10, values="float32")
+SHORT = Params(k=6, truncation=15, keep=5)
+REGIONS = dataclasses.replace(SHORT, pool="none")  # tests/index/test_pooling.py has the others
+OWNERS = np.random.default_rng(3).permutation(np.arange(N) % 25)
+
+
+def build_and_open(features, directory, params, **options):
+    suffuse.build(features, directory / "test.index", params, **options)
+    return Index.open(directory / "test.index").now
+
+
+def exact_columns(features, params):
+    """The inverse of L_alpha, of which every column is within reach of a walk."""
+    s = reference.dense(transition(affinity(nearest_to_rows(features, 0, len(features), params.k), params.gamma)))
+    inverse = reference.inverse(params.alpha * s)
+    assert (np.linalg.matrix_power((s > 0) + np.eye(len(s)), WALK_STEPS)[inverse > 1e-9] > 0).all()
+    return inverse
+
+
+def generation_of(index):
+    """What an index is searched by: most tests hold the index, some the generation itself."""
+    return getattr(index, "now", index)
+
+
+def stored_column(index, i):
+    """(ids, values) of column i of an index, as they are stored."""
+    starts, stops, first, second = generation_of(index)._stored.columns
+    places = slice(starts[i], stops[i])
+    if index.params.values != "uint8":
+        return first[places], second[places]
+    entries = reference.decode_column(first[places].tolist(), second[i])
+    return np.array([id for id, _ in entries], np.int64), np.array([value for _, value in entries])
+
+
+def stored_columns(index, targets=None):
+    """The columns of an index as a matrix, column i in [:, i]; over images if there are so many targets."""
+    matrix = np.zeros((targets or len(index.features), len(index.features)))
+    for i in range(len(index.features)):
+        ids, values = stored_column(index, i)
+        matrix[ids, i] = values
+    return matrix
+
+
+def same_hits(found, expected):
+    assert found.ids.dtype == np.int64
+    assert found.scores.dtype == np.float32
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.scores.view(np.uint32), expected.scores.view(np.uint32))
