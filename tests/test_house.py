@@ -37,7 +37,7 @@ def test_every_module_says_its_one_job_and_fits_in_the_head():
         lines = path.read_text().splitlines()
         assert lines[0].startswith('"""'), path
         assert lines[0].rstrip('"').endswith((".", ":")), path
-        assert len(lines) <= 520, f"{path} is two modules"
+        assert len(lines) <= 600, f"{path} is two modules"
 
 
 def test_a_package_has_at_most_twelve_names():
