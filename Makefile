@@ -10,8 +10,8 @@ READY := $(VENV)/.ready
 demo: $(READY)  ## the main job on data that comes with it
 	$(BIN)/suffuse demo -o out/demo
 
-test: $(READY)  ## all tests, with the coverage floor
-	$(BIN)/python -m pytest --cov --cov-report=term
+test: $(READY)  ## all tests, on all cores, with the coverage floor
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term
 
 check: $(READY)  ## style, types, layers, generated documentation
 	$(BIN)/ruff format --check .
@@ -38,7 +38,7 @@ format: $(READY)
 
 lock: $(READY)  ## pin the dependencies anew
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --upgrade --python-version 3.11 \
-		--extra demo --extra images --extra service --extra dask --extra postgres --group dev --no-header pyproject.toml -o requirements.txt
+		--extra demo --extra research --extra hdf5 --extra images --extra service --extra dask --extra postgres --group dev --no-header pyproject.toml -o requirements.txt
 
 clean:
 	rm -rf $(VENV) out dist build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,13 +25,13 @@ from benchmarks import worker
 from benchmarks.measure import machine, markdown, number
 from benchmarks.subjects import column_bytes
 from suffuse.core.params import Params
+from suffuse.offline.tasks import STAGES
 from suffuse.research.synthetic import manifold
 from suffuse.store.files import write_array, write_json
 
 SIZES = (5000, 20_000, 70_000, 100_000, 300_000, 1_000_000)
 FASHION = 70_000
 _QUERIES = 200
-_ORDER = ("features", "search", "pairs", "neighbors", "lists", "edges", "graph", "drafts", "draft", "columns", "index")
 # Up to here features have 512 dimensions, above 128, so that a million of them fit.
 _WIDE = 100_000
 
@@ -108,7 +108,7 @@ def quantities(run: dict[str, Any]) -> dict[str, float]:
     """What grows: CPU seconds by stage and in all, memory, bytes, query times."""
     built, asked = run["build"], run["queries"]
     # In the order of the work; JSON has sorted them by name.
-    stages = sorted(built["stages_cpu"], key=lambda stage: _ORDER.index(stage) if stage in _ORDER else len(_ORDER))
+    stages = sorted(built["stages_cpu"], key=STAGES.index)
     return {
         **{f"{stage}, CPU s": built["stages_cpu"][stage] for stage in stages},
         "build, CPU s": built["cpu"],

@@ -24,7 +24,7 @@ from suffuse.core.graph import Graph, summarize
 from suffuse.core.kernels.supports import walk_supports
 from suffuse.core.neighbors import Features
 from suffuse.core.params import Params
-from suffuse.research.datasets import oxford_folder
+from suffuse.research.datasets import read_folder
 from suffuse.research.synthetic import manifold
 from suffuse.store.files import write_json
 
@@ -118,7 +118,7 @@ def _iterations(block: Any) -> int:
 def sets(data: Path, counts: list[int], dimensions: int) -> Iterator[tuple[str, Features]]:
     """Oxford5k in three whitenings where it is there, then the synthetic set in several sizes."""
     if (data / "oxford5k").is_dir():
-        raw = oxford_folder(data / "oxford5k").features
+        raw = read_folder(data / "oxford5k").features
         rows = unit_rows(raw, "Oxford5k")
         for words, power in (("512, full", 1.0), ("512, power 0.5", 0.5)):
             whitening = learn_whitening(raw, "Oxford5k", DIMENSIONS, power)

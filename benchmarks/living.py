@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from benchmarks.measure import markdown
 from suffuse import Index, Params, build
 from suffuse.core.features import apply_whitening, learn_whitening, unit_rows
-from suffuse.research.datasets import oxford_folder
+from suffuse.research.datasets import read_folder
 from suffuse.research.evaluation import mean_average_precision
 from suffuse.research.synthetic import manifold
 from suffuse.store.files import write_json
@@ -74,7 +74,7 @@ def _shown(value: Any) -> str:
 
 def quality(folder: Path, batches: int, seed: int) -> list[dict[str, Any]]:
     """mAP of a full build, of one that was grown, and after compaction, for three whitenings."""
-    dataset = oxford_folder(folder)
+    dataset = read_folder(folder)
     count = len(dataset.features)
     order = np.random.default_rng(seed).permutation(count) if seed else np.arange(count)
     first = round(_FIRST * len(order))

@@ -3,9 +3,10 @@
     python -m benchmarks.net -o before.json              # with the code as it was
     python -m benchmarks.net --against before.json       # with the code as it is: names every difference
 
-The seven kinds of index (`small_worlds.KINDS`), tiny and of a size at which columns share supports, are built, searched
-by the library, the command line, HTTP and SQL, changed, and compacted. Hashes differ from one kind of CPU to another,
-so compare on one machine. It imports nothing of Suffuse but what users import, so that it runs with older code, too.
+The seven kinds of index (`tests.support.kinds`), tiny and of a size at which columns share supports, are built,
+searched by the library, the command line, HTTP and SQL, changed, and compacted. Hashes differ from one kind of CPU to
+another, so compare on one machine. It imports nothing of Suffuse but what users import, so that it runs with older
+code, too.
 """
 
 import argparse
@@ -24,25 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.support.kinds import DIMENSIONS, KINDS, TINY, is_regional
 
 import suffuse
 
-KINDS: dict[str, dict[str, Any]] = {
-    "coded": {"with_graph": True},
-    "plain": {"values": "float16"},
-    "float32": {"values": "float32", "whiten": 6},
-    "linked": {"seed_search": "hnsw"},
-    "regions": {},
-    "regions, plain": {"values": "float16"},
-    "regions, not pooled": {"pool": "none"},
-}
-TINY = {"k": 6, "truncation": 30, "keep": 15}
 # The images of an index by its size; the second has columns that share supports, and more than one block.
 SIZES: dict[str, tuple[int, dict[str, Any]]] = {
     "tiny": (60, TINY),
     "small": (900, {"k": 20, "truncation": 500, "keep": 80}),
 }
-DIMENSIONS = 8
 # What differs from run to run: times, tokens, and where things are.
 _TIMES = re.compile(rb'"(took_ms|seconds|query|path|created|name)": ?("[^"]*"|[0-9.e-]+|\{[^}]*\})')
 
@@ -74,7 +65,7 @@ class World:
     """The images of one kind and size; image i is always the same."""
 
     def __init__(self, kind: str, size: str) -> None:
-        self.kind, self.size, self.regional = kind, size, kind.startswith("regions")
+        self.kind, self.size, self.regional = kind, size, is_regional(kind)
         self.count, base = SIZES[size]
         self.params = suffuse.Params(**(base | KINDS[kind]))
         centres = np.random.default_rng(0).normal(size=(9, DIMENSIONS))

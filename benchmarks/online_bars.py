@@ -154,11 +154,11 @@ def online(bench: Bench) -> Iterator[Row]:
 def seed_recall(path: Path, bench: Bench) -> float:
     """The share of the exact seeds that the search of an index finds, with the candidates it keeps by default."""
     from suffuse.core.ann import nearest_by_hnsw, search_width
-    from suffuse.store.opening import open_index
+    from suffuse.index.snapshot import Snapshot
 
-    stored = open_index(path)
-    assert stored.hnsw is not None
-    found = nearest_by_hnsw(bench.queries, stored.features, stored.hnsw, SEEDS, search_width(len(stored.features)))
+    stored = Snapshot.open(path)
+    with stored.reading_links() as (links, features, _, _):
+        found = nearest_by_hnsw(bench.queries, features, links, SEEDS, search_width(len(features)))
     return float(np.mean([_overlap(ours, exact) for ours, exact in zip(found.ids, bench.seeds.ids, strict=True)]))
 
 

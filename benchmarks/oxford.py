@@ -12,7 +12,7 @@ from typing import Any
 
 from suffuse.core.params import Params
 from suffuse.research.comparison import compare
-from suffuse.research.datasets import oxford_folder
+from suffuse.research.datasets import read_folder
 from suffuse.research.methods import Setting, Workshop
 from suffuse.store.files import write_json
 
@@ -38,9 +38,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for whitening, parameters in WHITENINGS.items():
         with tempfile.TemporaryDirectory() as indexes:
-            dataset = oxford_folder(folder)
+            dataset = read_folder(folder)
             shop = Workshop(dataset, Setting(params=Params(**parameters)), Path(indexes))
-            rows += [{"whitening": whitening, **result.to_dict()} for result in compare(shop, METHODS)]
+            rows += [{"whitening": whitening, **result._asdict()} for result in compare(shop, METHODS)]
     write_json(options.output / "oxford.json", rows)
     print("| features | method | mAP | ms per query | offline seconds | bytes per image |")
     print("|---|---|---|---|---|---|")

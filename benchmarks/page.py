@@ -21,9 +21,9 @@ import numpy as np
 
 from benchmarks.measure import markdown
 from suffuse import Params, build
-from suffuse.index.online import Generation
-from suffuse.index.similar import search, wanted
-from suffuse.research.datasets import oxford_folder
+from suffuse.index.search import compose, search
+from suffuse.index.snapshot import Snapshot
+from suffuse.research.datasets import read_folder
 
 TOP = 24
 _CHROMIUM = "/usr/bin/chromium"
@@ -49,22 +49,22 @@ def main() -> None:
     print(f"{file}: items {items or 0}")
 
 
-def oxford(folder: Path, path: Path) -> Generation:
+def oxford(folder: Path, path: Path) -> Snapshot:
     """The index over all thumbnails, whitened to 512 dimensions, with its graph."""
     if not path.exists():
         names = [f"{name.removesuffix('.jpg')}.jpg" for name in _truth(folder)["images"]]
         items = [{"name": name, "landmark": name.rsplit("_", 1)[0]} for name in names]
-        build(oxford_folder(folder).features, path, Params(whiten=512, with_graph=True), names=items)
-    return Generation.open(path)
+        build(read_folder(folder).features, path, Params(whiten=512, with_graph=True), names=items)
+    return Snapshot.open(path)
 
 
-def best_example(index: Generation, folder: Path) -> int:
+def best_example(index: Snapshot, folder: Path) -> int:
     """Ask with every image that is right for a query; print the means, and return where diffusion wins most."""
     rows: dict[int, tuple[int, int]] = {}
     for right in _right_images(folder):
         for image in sorted(right):
             if image not in rows:
-                query = wanted(index, [image])
+                query = compose(index, [image])
                 found = (search(index, query, TOP, method=method).ids for method in ("diffusion", "knn"))
                 rows[image] = tuple(len(right & set(ids.tolist())) for ids in found)  # type: ignore[assignment]
     gains = {image: ours - theirs for image, (ours, theirs) in rows.items()}
@@ -91,7 +91,7 @@ def _truth(folder: Path) -> dict[str, Any]:
 
 def _right_images(folder: Path) -> list[set[int]]:
     """The images that are right for each query of the classic protocol."""
-    return [set(np.asarray(judgement.positives).tolist()) for judgement in oxford_folder(folder).protocols["classic"]]
+    return [set(np.asarray(judgement.positives).tolist()) for judgement in read_folder(folder).protocols["classic"]]
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import suffuse
 from suffuse.index.index import Index
-from suffuse.index.online import Hits
+from suffuse.index.search import Hits
 from suffuse.postgres import PostgresIndex, export_index
 from suffuse.research.synthetic import manifold
 from suffuse.store.manifest import size_on_disk

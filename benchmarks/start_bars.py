@@ -20,7 +20,7 @@ from benchmarks.subjects import DIMENSIONS, SEEDS, Bench, column_bytes
 from suffuse.core.params import Params
 from suffuse.index.index import Index
 from suffuse.offline.build import build
-from suffuse.research.datasets import Dataset, oxford_folder
+from suffuse.research.datasets import Dataset, read_folder
 from suffuse.research.evaluation import mean_average_precision
 
 _STARTS, _COLD_STARTS = 5, 5
@@ -36,7 +36,7 @@ def disk(bench: Bench) -> Iterator[Row]:
     if not folder.is_dir():
         yield Row(key="disk", what="columns on disk at equal mAP, Oxford5k", ours="the data is not there")
         return
-    dataset = oxford_folder(folder)
+    dataset = read_folder(folder)
     params = dataclasses.replace(bench.params, whiten=DIMENSIONS, whiten_power=1.0)
     whole = dataclasses.replace(params, values="float32", keep=params.truncation, tolerance=TOLERANCE)
     ours, ours_bytes = _quality(dataset, params)

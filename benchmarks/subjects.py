@@ -16,11 +16,11 @@ from benchmarks import references, worker
 from suffuse.core.blas import cores
 from suffuse.core.columns import WALK_STEPS, group_size
 from suffuse.core.features import apply_whitening, learn_whitening, unit_rows
-from suffuse.core.graph import Graph, affinity, order_along, reordered, transition
+from suffuse.core.graph import Graph, affinity, order_along, reorder, transition
 from suffuse.core.kernels.supports import walk_supports
 from suffuse.core.neighbors import Features, Neighbors
 from suffuse.core.params import Params
-from suffuse.research.datasets import oxford_folder
+from suffuse.research.datasets import read_folder
 from suffuse.research.synthetic import manifold
 from suffuse.store.files import write_array, write_json
 
@@ -66,7 +66,7 @@ class Bench:
         folder = self.data / "oxford5k"
         if not folder.is_dir():
             return None
-        raw = oxford_folder(folder).features
+        raw = read_folder(folder).features
         whitening = learn_whitening(raw, "Oxford5k", DIMENSIONS, 1.0)
         features = apply_whitening(unit_rows(raw, "Oxford5k"), whitening, "Oxford5k")
         return subject("Oxford5k", features, references.knn_graph(features, self.params.k, cores()), self.params)
@@ -149,7 +149,7 @@ def subject(name: str, features: Features, neighbors: Neighbors, params: Params)
     """Unit rows (n, d) and their k-NN lists (n, k) with alpha S, as it is and numbered along the graph."""
     s = transition(affinity(neighbors, params.gamma))
     alpha_s = s._replace(weights=params.alpha * s.weights)
-    return Subject(name, features, neighbors, alpha_s, reordered(alpha_s, order_along(alpha_s, group_size(params))))
+    return Subject(name, features, neighbors, alpha_s, reorder(alpha_s, order_along(alpha_s, group_size(params))))
 
 
 class Sample(NamedTuple):

@@ -20,11 +20,11 @@ import numpy as np
 import suffuse
 from fuzz.judge import allowed
 from suffuse import Index, Params
-from suffuse.errors import SuffuseError
+from suffuse.core import Damaged
 from suffuse.index.explain import explain
-from suffuse.index.similar import search, start, wanted
+from suffuse.index.search import compose, find_seeds, search
 from suffuse.store.files import map_array, sha256_of
-from suffuse.store.manifest import signed
+from suffuse.store.manifest import sign
 
 _NAME = re.compile(rb"(base-\d{6}/)?[a-z_]{1,40}\.(npy|jsonl|json)|segment-\d{6}\.npz/[a-z_]{1,40}\.npy")
 _MANIFEST = "manifest.json"
@@ -142,7 +142,7 @@ def _sign(path: Path) -> None:
         if isinstance(described, dict) and (path / str(described.get("name"))).is_file():
             described |= _described(path / str(described["name"]))
     try:
-        (path / _MANIFEST).write_bytes(signed(manifest))
+        (path / _MANIFEST).write_bytes(sign(manifest))
     except ValueError:  # a number that JSON does not know
         (path / _MANIFEST).write_text(json.dumps(manifest))
 
@@ -152,7 +152,7 @@ def _described(file: Path) -> dict[str, Any]:
     if file.suffix == ".npy":
         try:
             array = map_array(file).array
-        except SuffuseError:
+        except Damaged:
             return {}
         described |= {"dtype": array.dtype.name, "shape": list(array.shape)}
     return described
@@ -172,13 +172,13 @@ def _search(index: Index) -> None:
     for ask in searches:
         with allowed():
             hits = ask()
-            if (index.ids.places(hits.ids[hits.ids != -1]) < 0).any():
+            if (index.ids.find_rows(hits.ids[hits.ids != -1]) < 0).any():
                 raise AssertionError(f"a search found images that do not exist: {hits.ids}")
     for image in range(min(len(index), 3)):
         with allowed():
             index.items.name(image)
     # The ways of the service: more like an image, and why one was found.
     with allowed():
-        search(index.now, wanted(index.now, [0]), 3)
+        search(index.now, compose(index.now, [0]), 3)
     with allowed():
-        explain(index.now, start(index.now, wanted(index.now, [0]), 3), 0)
+        explain(index.now, find_seeds(index.now, compose(index.now, [0]), 3), 0)

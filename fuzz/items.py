@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from fuzz.judge import allowed, file_of, kind_of, with_kind
-from suffuse.store.items import check_items, encode_items, load_items, with_labels
+from suffuse.store.items import add_labels, check_items, encode_items, load_items
 
 _SUFFIXES = (".txt", ".csv", ".json", ".jsonl")
 
@@ -27,7 +27,7 @@ def run(data: bytes) -> None:
     with file_of(content, f"names{_SUFFIXES[kind]}") as path:
         names = load_items(path)
     with allowed():
-        with_labels(names, np.arange(len(names)))
+        add_labels(names, np.arange(len(names)))
     items = check_items(names, len(names))
     text, offsets = encode_items(items)
     for start, stop, item in zip(offsets, offsets[1:], items, strict=False):

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.io
 
 from fuzz.judge import file_of, kind_of, with_kind
-from suffuse.research.datasets import mat_set, read_truth
+from suffuse.research.datasets import read_mat, read_truth
 from suffuse.store import pickles as plain_pickle
 
 _IMAGES = ["a_1", "b_1", "b_2"]
@@ -64,7 +64,7 @@ def run(data: bytes) -> None:
         return
     with file_of(content, f"truth{('.json', '.pkl', '.mat')[kind]}") as path:
         if kind == _MAT:
-            mat_set(path, _sound_truth(path.parent), regional=h5py.is_hdf5(path))
+            read_mat(path, _sound_truth(path.parent), regional=h5py.is_hdf5(path))
         else:
             read_truth(path)
 

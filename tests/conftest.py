@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 
 import numpy as np
@@ -10,9 +11,20 @@ from tests.support import builds, indexes, worlds
 from tests.support import reference_baselines as twin
 from tests.support.data import clusters, curves, scattered
 from tests.support.postgres import server  # noqa: F401
+from tests.support.schedule import (  # noqa: F401
+    pytest_collection_modifyitems,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
 
 from suffuse import Params, build
 from suffuse.cli.app import main
+
+
+def pytest_configure():
+    """Let tests send Ctrl-C, also where the shell has it ignored, as in a script's `make test &`."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
@@ -30,10 +42,12 @@ def suffuse(monkeypatch, capsys):
     return run
 
 
-@pytest.fixture
-def _no_waiting_for_the_disk(monkeypatch):
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk():
     # Nobody pulls the plug here, and on a busy disk most of the time would be this.
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 # --- whole builds: test_offline_*.py

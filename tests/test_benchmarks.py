@@ -11,7 +11,7 @@ from benchmarks.subjects import Bench, column_bytes, samples, subject
 from tests.support import reference
 
 from suffuse.core.columns import group_size
-from suffuse.core.graph import order_along, reordered
+from suffuse.core.graph import order_along, reorder
 from suffuse.core.neighbors import nearest, nearest_to_rows
 from suffuse.core.params import Params
 from suffuse.research.synthetic import manifold
@@ -44,7 +44,7 @@ def bench(tmp_path, monkeypatch):
 @pytest.mark.parametrize("truncation", [PARAMS.truncation, N])  # supports of their own, and shared ones
 def test_the_papers_way_and_our_kernel_give_the_same_columns(small, truncation):
     params = replace(PARAMS, truncation=truncation, keep=truncation, iterations=1000, tolerance=1e-6)
-    graph = reordered(small.alpha_s, order_along(small.alpha_s, group_size(params)))
+    graph = reorder(small.alpha_s, order_along(small.alpha_s, group_size(params)))
     chosen = samples(graph, truncation, 40, params)
     pairs = [pair for sample in chosen for pair in sample.of_nodes()]
     assert len(pairs) == 40

@@ -1,12 +1,11 @@
-"""Suffuse finds images the way diffusion does, at the speed of a nearest-neighbour search.
+"""Suffuse re-ranks vector search by diffusion on the k-NN graph, at the speed of a nearest-neighbour search.
 
     import numpy as np, suffuse
 
-    suffuse.build(np.load("features.npy"), "photos.index")
-    index = suffuse.Index.open("photos.index")
-    hits = index.search(queries, top=10)
+    index = suffuse.build(np.load("features.npy"), "photos.index")
+    hits = index.search(query, top=10)
 
-Everything public is importable from here. Names are loaded when they are first used, since numba and faiss
+What most people need is importable from here. Names are loaded when they are first used, since numba and faiss
 take most of a second.
 """
 
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
         MissingExtra,
         SuffuseError,
     )
-    from suffuse.index.index import Index
-    from suffuse.index.online import Hits
+    from suffuse.index.index import Index, build, open, rerank  # noqa: A004
+    from suffuse.index.search import Hits
+    from suffuse.index.snapshot import verify
     from suffuse.index.writer import ChangeSummary
-    from suffuse.offline.build import BuildSummary, build
-    from suffuse.store.opening import verify
+    from suffuse.offline.build import BuildSummary
 
 _HOMES = {
     "BuildInterrupted": "errors",
@@ -44,7 +43,7 @@ _HOMES = {
     "ChangeFailed": "errors",
     "ChangeSummary": "index.writer",
     "DatabaseProblem": "errors",
-    "Hits": "index.online",
+    "Hits": "index.search",
     "Index": "index.index",
     "IndexBroken": "errors",
     "IndexBusy": "errors",
@@ -57,8 +56,10 @@ _HOMES = {
     "MissingExtra": "errors",
     "Params": "core.params",
     "SuffuseError": "errors",
-    "build": "offline.build",
-    "verify": "store.opening",
+    "build": "index.index",
+    "open": "index.index",
+    "rerank": "index.index",
+    "verify": "index.snapshot",
 }
 
 __all__ = [
@@ -81,6 +82,8 @@ __all__ = [
     "Params",
     "SuffuseError",
     "build",
+    "open",
+    "rerank",
     "verify",
 ]
 

@@ -2,13 +2,13 @@
 
     SuffuseError                 the root: catch this to catch them all
     ├── InvalidInput             features, queries, owners or names that cannot be used (also a ValueError)
-    │   └── DatabaseProblem      a database that cannot be reached, does not hold what it should, or refuses
-    ├── InvalidParams            a parameter outside its range (also a ValueError)
+    ├── InvalidParams            a parameter that does not exist or is out of range (also a ValueError and a TypeError)
+    ├── DatabaseProblem          a database that cannot be reached, does not hold what it should, or refuses
     ├── IndexProblem             an index directory that cannot be used
-    │   ├── IndexMissing         there is nothing, or not an index, at that path
+    │   ├── IndexMissing         there is nothing, or not an index, at that path (also a FileNotFoundError)
     │   ├── IndexBroken          a file of the index is damaged, truncated or does not fit the others
     │   ├── IndexTooNew          the index was written by a newer format version
-    │   ├── IndexExists          a build would overwrite an index
+    │   ├── IndexExists          a build would overwrite an index (also a FileExistsError)
     │   └── IndexBusy            another process is changing the index
     ├── BuildInterrupted         a build could not go on (disk full, no permission, a worker died); it can be resumed
     ├── ChangeFailed             a change could not be written (disk full, no permission); the index is as it was
@@ -16,6 +16,9 @@
 
 Each message says what was wrong, what was found, and what to do.
 """
+
+import contextlib
+from collections.abc import Iterator
 
 
 class SuffuseError(Exception):
@@ -26,19 +29,19 @@ class InvalidInput(SuffuseError, ValueError):
     """Features, queries, owners or names that cannot be used."""
 
 
-class DatabaseProblem(InvalidInput):
+class DatabaseProblem(SuffuseError):
     """A database that cannot be reached, does not hold what it should, or refuses."""
 
 
-class InvalidParams(SuffuseError, ValueError):
-    """A parameter outside its range."""
+class InvalidParams(SuffuseError, ValueError, TypeError):
+    """A parameter that does not exist, or is outside its range."""
 
 
 class IndexProblem(SuffuseError):
     """An index directory that cannot be used."""
 
 
-class IndexMissing(IndexProblem):
+class IndexMissing(IndexProblem, FileNotFoundError):
     """There is nothing, or not an index, at that path."""
 
 
@@ -50,7 +53,7 @@ class IndexTooNew(IndexProblem):
     """The index was written by a newer format version."""
 
 
-class IndexExists(IndexProblem):
+class IndexExists(IndexProblem, FileExistsError):
     """A build would overwrite an index."""
 
 
@@ -76,3 +79,17 @@ class MissingExtra(SuffuseError, ImportError):
     def __reduce__(self) -> tuple[type["MissingExtra"], tuple[str, str]]:
         """Pickled by its arguments, not by its message: it may be raised on a worker."""
         return type(self), self._given
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, short enough for one of ours; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
+
+
+@contextlib.contextmanager
+def name_extra(package: str, extra: str) -> Iterator[None]:
+    """Around imports of a package that may not be installed: the error names the extra that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(package, extra) from error

@@ -14,12 +14,11 @@ from tests.support.data import clusters, curves
 from tests.support.pictures import fill_folder, noise, tiny_network
 
 import suffuse as library
-from suffuse.cli.additions import listed
-from suffuse.store.locks import COMPACTING, LOCK, only_writer
+from suffuse.cli.additions import summarize
+from suffuse.store.locks import COMPACTING, LOCK, lock_writer
 from suffuse.store.manifest import ARRAY_TYPES, ITEMS_FILE, read_manifest, write_manifest
 from suffuse.store.segments import Segment
 
-pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")
 N, D, COUNT = 80, 8, 12
 ROWS = curves(np.random.default_rng(2), N + 40, D)
 
@@ -104,7 +103,7 @@ def test_regions_are_replaced_by_the_name_of_their_image(suffuse, tmp_path):
     opened = library.Index.open(path)
     for id, image in ((20, 0), (7, 1), (4, 2), (21, 3)):
         expected = rows[60:75][np.load(tmp_path / "owners.npy") == image]
-        np.testing.assert_array_equal(opened.features[opened.owners == opened.ids.place(id)], expected)
+        np.testing.assert_array_equal(opened.features[opened.owners == opened.ids.find_row(id)], expected)
 
 
 def test_images_are_replaced_by_id_and_keep_their_names(suffuse, index, more):
@@ -126,7 +125,7 @@ def test_images_are_removed_by_id_range_and_name(suffuse, index, tmp_path):
     assert "7 images removed, ids 2, 40, 41, 42, 10 and 2 more; 73 images in all, generation 2" in err
     assert "solved" not in err.splitlines()[1]
     assert json.loads(out)["removed"] == [2, 40, 41, 42, 10, 30, 31]
-    assert set(range(N)) - set(library.Index.open(index).ids.shown().tolist()) == {2, 10, 30, 31, 40, 41, 42}
+    assert set(range(N)) - set(library.Index.open(index).ids.list_visible().tolist()) == {2, 10, 30, 31, 40, 41, 42}
 
 
 def test_many_stale_columns_are_told_and_compacted(suffuse, index):
@@ -226,7 +225,7 @@ def test_a_mistake_is_one_clear_line_and_changes_nothing(suffuse, index, more, t
 
 
 def test_a_second_writer_is_told_who_the_first_one_is(suffuse, index, more):
-    with only_writer(index):
+    with lock_writer(index):
         for verb in (("add", index, more), ("remove", index, "1"), ("compact", index)):
             code, _, err = suffuse(*verb)
             assert code == 1
@@ -246,6 +245,18 @@ def interrupted(*_, **__):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def _interruptible():
+    """Ctrl+C reaches the program, also where a shell ignores SIGINT for the whole suite (`nohup make test &`).
+
+    The command line itself leaves that to the shell, as programs do: in the background, Ctrl+C is not for them.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize(
     ("verb", "place"),
     [
@@ -266,15 +277,16 @@ def test_an_interrupted_change_leaves_the_index_and_says_so(suffuse, index, more
     assert library.verify(index)
 
 
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupt_that_comes_too_late_says_what_is_there(suffuse, index, more, monkeypatch):
-    monkeypatch.setattr("suffuse.index.writer._Writer._summary", interrupted)
+    monkeypatch.setattr("suffuse.index.writer._Writer._summarize", interrupted)
     code, _, err = suffuse("add", index, more)
     assert (code, err) == (130, "Interrupted: the index is at generation 2\n")
     assert len(library.Index.open(index)) == N + 10
 
 
 def test_ids_that_follow_each_other_are_a_range():
-    assert [listed(ids) for ids in ([4], [4, 5], [5, 4], [1, 3], list(range(0, 14, 2)))] == [
+    assert [summarize(ids) for ids in ([4], [4, 5], [5, 4], [1, 3], list(range(0, 14, 2)))] == [
         "id 4", "ids 4..5", "ids 5, 4", "ids 1, 3", "ids 0, 2, 4, 6, 8 and 2 more"
     ]  # fmt: skip
 
@@ -312,7 +324,7 @@ def test_new_pictures_of_the_folder_are_added_and_others_skipped(suffuse, photos
     shutil.rmtree(index.with_name("p.index.pictures"))  # nothing is extracted of what is known by name
     code, out, err = suffuse("add", index, folder)
     assert code == 0, err
-    assert "1 pictures extracted" in err
+    assert "1 picture extracted" in err
     assert f"{COUNT + 2} pictures in the index already: 000.jpg, 001.jpg" in err
     # As if all had been there from the beginning: the same vectors for the same names.
     code, out, err = suffuse("add", index, folder, "--replace")

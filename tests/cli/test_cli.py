@@ -84,7 +84,7 @@ def test_search_by_plain_knn(suffuse, index, folder):
 
 
 def test_batches_of_queries_are_numbered_through(suffuse, index, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("suffuse.cli.app._BATCH", 2)
+    monkeypatch.setattr("suffuse.cli.index._BATCH", 2)
     np.save(tmp_path / "five.npy", np.load(folder / "features.npy")[:5])
     _, out, _ = suffuse("search", index, tmp_path / "five.npy", "--json", "--top", 1)
     assert [json.loads(line)["query"] for line in out.splitlines()] == [0, 1, 2, 3, 4]
@@ -178,7 +178,7 @@ def test_a_mistake_gets_one_clear_line_and_an_exit_code(suffuse, folder, index, 
 
 
 def test_a_bad_row_is_named_before_any_answer_is_printed(suffuse, index, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("suffuse.cli.app._BATCH", 2)
+    monkeypatch.setattr("suffuse.cli.index._BATCH", 2)
     rows = np.load(folder / "features.npy")[:5]
     rows[3, 0] = np.nan
     np.save(tmp_path / "bad.npy", rows)

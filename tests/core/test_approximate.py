@@ -1,5 +1,6 @@
 """Approximate search only proposes: each element stays first in its list, no edge is wrong, and bytes are the same."""
 
+import functools
 import itertools
 import json
 import logging
@@ -12,22 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import reference
-from tests.support.builds import directory_bytes
+from tests.support.builds import EXACT_STAGES, directory_bytes
 from tests.support.data import clusters, duplicated, scattered
 
+from suffuse.core import Damaged
 from suffuse.core import ann as approximate
 from suffuse.core.blas import load_faiss
-from suffuse.core.columns import columns
+from suffuse.core.columns import solve_columns
 from suffuse.core.graph import affinity, transition
 from suffuse.core.neighbors import Neighbors, nearest_to_rows
 from suffuse.core.params import Params
-from suffuse.errors import IndexBroken, IndexMissing
+from suffuse.errors import IndexMissing
 from suffuse.index.index import Index
-from suffuse.offline import runner as stages
+from suffuse.index.snapshot import verify
+from suffuse.offline import tasks
 from suffuse.offline.build import build
-from suffuse.offline.runner import STAGES
-from suffuse.store.manifest import read_manifest
-from suffuse.store.opening import verify
+from suffuse.store.manifest import HNSW_FILES, read_manifest
 
 KINDS = ("ivfadc", "hnsw")
 EVERYWHERE = Params(probes=10_000, ef=500)
@@ -41,15 +42,21 @@ def features():
     return clusters(np.random.default_rng(1), N, D, count=12)
 
 
-def opened(tmp_path, features, kind, params=EVERYWHERE):
-    path = tmp_path / f"{kind}.faiss"
+def opened(tmp_path, features, params=EVERYWHERE):
+    path = tmp_path / "ivfadc.faiss"
     if not path.exists():
-        path.write_bytes(approximate.train_index(features, kind))
-    return approximate.read_index(str(path), kind, params)
+        path.write_bytes(approximate.train_ivfadc(features))
+    return approximate.read_ivfadc(str(path), params.probes)
+
+
+def finder(tmp_path, features, kind, params=EVERYWHERE):
+    if kind == "hnsw":
+        return functools.partial(approximate.nearest_along_links, approximate.build_hnsw(features), params.ef)
+    return functools.partial(approximate.nearest_by_ivfadc, opened(tmp_path, features, params))
 
 
 def found_by(tmp_path, features, kind, k, params=EVERYWHERE):
-    return approximate.nearest_by_faiss(opened(tmp_path, features, kind, params), features, 0, len(features), k)
+    return finder(tmp_path, features, kind, params)(features, 0, len(features), k)
 
 
 def recall(found, features):
@@ -90,7 +97,7 @@ def test_a_wide_search_finds_nearly_all_neighbors(features, tmp_path, kind, leas
 
 def test_a_hundred_and_twenty_eight_sub_vectors_find_nearly_all_neighbors(tmp_path):
     vectors = clusters(np.random.default_rng(2), 500, 256, count=10, spread=1.0)
-    assert opened(tmp_path, vectors, "ivfadc").pq.M == 128
+    assert opened(tmp_path, vectors).pq.M == 128
     assert recall(found_by(tmp_path, vectors, "ivfadc", 20), vectors) >= 0.95
 
 
@@ -130,10 +137,10 @@ def test_duplicates_keep_each_element_first_in_its_own_list(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_do_not_change_approximate_lists(features, tmp_path, kind):
-    index = opened(tmp_path, features, kind, Params(probes=3, ef=20))
-    whole = approximate.nearest_by_faiss(index, features, 0, N, 15)
+    find = finder(tmp_path, features, kind, Params(probes=3, ef=20))
+    whole = find(features, 0, N, 15)
     bounds = [0, 1, 20, 21, 170, 431, 431, N]
-    parts = [approximate.nearest_by_faiss(index, features, a, b, 15) for a, b in itertools.pairwise(bounds)]
+    parts = [find(features, a, b, 15) for a, b in itertools.pairwise(bounds)]
     for name in Neighbors._fields:
         joined = np.concatenate([getattr(part, name) for part in parts])
         assert joined.tobytes() == getattr(whole, name).tobytes()
@@ -158,13 +165,12 @@ def test_one_cell_of_many_gives_short_lists_that_end_with_the_element_itself(fea
 # The faiss index in its file
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_rows_give_the_same_bytes(features, kind):
+def test_the_same_rows_give_the_same_bytes(features):
     faiss = load_faiss()
     threads, blas = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
-    one = bytes(approximate.train_index(features, kind))
+    one = bytes(approximate.train_ivfadc(features))
     faiss.omp_set_num_threads(2)
-    two = bytes(approximate.train_index(features, kind))
+    two = bytes(approximate.train_ivfadc(features))
     assert faiss.omp_get_max_threads() == 2
     faiss.omp_set_num_threads(threads)
     assert one == two
@@ -174,7 +180,7 @@ def test_the_same_rows_give_the_same_bytes(features, kind):
 @pytest.mark.parametrize(("n", "cells", "bits"), [(2, 1, 1), (3, 2, 1), (100, 10, 6), (256, 16, 8), (1000, 32, 8)])
 def test_the_codebooks_follow_the_number_of_elements(tmp_path, caplog, capfd, n, cells, bits):
     with caplog.at_level(logging.WARNING):
-        index = opened(tmp_path, scattered(np.random.default_rng(n), n, 12), "ivfadc")
+        index = opened(tmp_path, scattered(np.random.default_rng(n), n, 12))
     assert (index.nlist, index.pq.nbits, index.ntotal) == (cells, bits, n)
     said = [record.message for record in caplog.records]
     assert said == (
@@ -195,20 +201,19 @@ def test_the_codebooks_follow_the_number_of_elements(tmp_path, caplog, capfd, n,
 )
 def test_sub_vectors_are_as_many_as_divide_the_dimensions_up_to_128(tmp_path, caplog, d, sub_vectors, warns):
     with caplog.at_level(logging.WARNING):
-        index = opened(tmp_path, scattered(np.random.default_rng(d), 256, d), "ivfadc")
+        index = opened(tmp_path, scattered(np.random.default_rng(d), 256, d))
     assert sub_vectors == index.pq.M
     assert [f"IVFADC cuts {d} dimensions into 1 sub-vectors" in record.message for record in caplog.records] == (
         [True] if warns else []
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_file_is_named(features, tmp_path, kind):
-    opened(tmp_path, features, kind)
-    path = tmp_path / f"{kind}.faiss"
+def test_a_damaged_file_is_named(features, tmp_path):
+    opened(tmp_path, features)
+    path = tmp_path / "ivfadc.faiss"
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(IndexBroken, match=rf"{kind}\.faiss cannot be read: .*; remove it and build again"):
-        approximate.read_index(str(path), kind, EVERYWHERE)
+    with pytest.raises(Damaged, match=r"ivfadc\.faiss cannot be read: .*"):
+        opened(tmp_path, features)
 
 
 # Columns
@@ -219,12 +224,8 @@ def test_a_column_on_a_short_support_is_solved_on_what_was_found(features, tmp_p
     params = Params(k=10, truncation=200, keep=200, support="features", values=values, tolerance=1e-9, iterations=500)
     s = transition(affinity(nearest_to_rows(features, 0, N, params.k), params.gamma))
     alpha_s = s._replace(weights=params.alpha * s.weights)
-    index = opened(tmp_path, features, "ivfadc", Params(probes=2))
-
-    def find(features, start, stop, k):
-        return approximate.nearest_by_faiss(index, features, start, stop, k)
-
-    solved = columns(alpha_s, 100, 140, params, features, find=find)
+    find = finder(tmp_path, features, "ivfadc", Params(probes=2))
+    solved = solve_columns(alpha_s, 100, 140, params, features, find=find)
     supports = find(features, 100, 140, 200).ids
     system = np.eye(N) - reference.dense(alpha_s)
     lengths = set()
@@ -232,11 +233,11 @@ def test_a_column_on_a_short_support_is_solved_on_what_was_found(features, tmp_p
         members = np.unique(support)
         lengths.add(len(members))
         right = np.linalg.solve(system[np.ix_(members, members)], (members == 100 + column).astype(float))
-        stored = slice(solved.indptr[column], solved.indptr[column + 1])
+        stored = slice(solved.columns.indptr[column], solved.columns.indptr[column + 1])
         mine = np.zeros(N)
-        mine[solved.rows[stored]] = solved.values[stored]
+        mine[solved.columns.entries[stored]] = solved.columns.values[stored]
         np.testing.assert_allclose(mine[members], right, rtol=2e-3 if values == "float16" else 1e-5, atol=1e-6)
-        assert np.isin(solved.rows[stored], members).all()
+        assert np.isin(solved.columns.entries[stored], members).all()
     assert len(lengths) > 1
     assert max(lengths) < 200
 
@@ -265,7 +266,7 @@ def test_an_approximate_build_gives_the_same_bytes_whoever_works(features, tmp_p
     one, two = (directory_bytes(tmp_path / f"{jobs}.index") for jobs in (1, 2))
     assert one == two
     pairs = () if params.graph_search != "exact" else ("pairs",)
-    assert tuple(summary.seconds) == (STAGES[0], "search", *pairs, *STAGES[2:])
+    assert tuple(summary.seconds) == ("features", "search", *pairs, *EXACT_STAGES[2:])
     index = Index.open(tmp_path / "2.index")
     assert index.params == params
     verify(tmp_path / "2.index")
@@ -288,7 +289,7 @@ def test_each_stage_has_its_own_search(features, tmp_path):
 
 def test_a_search_for_supports_is_not_prepared_where_the_graph_gives_them(features, tmp_path):
     summary = build(features, tmp_path / "x.index", chosen(support="graph", support_search="hnsw"))
-    assert tuple(summary.seconds) == STAGES
+    assert tuple(summary.seconds) == EXACT_STAGES
 
 
 def test_progress_shows_the_search_between_features_and_neighbors(features, tmp_path):
@@ -317,19 +318,20 @@ suffuse.build(np.load(sys.argv[1]), sys.argv[2], suffuse.Params(**json.loads(sys
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs the signals of POSIX")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_build_that_was_killed_finds_its_faiss_index(features, tmp_path, monkeypatch, kind):
+def test_a_build_that_was_killed_finds_its_approximate_index(features, tmp_path, monkeypatch, kind):
     params, path = chosen(graph_search=kind, support_search=kind), tmp_path / "x.index"
     np.save(tmp_path / "features.npy", features)
     command = [sys.executable, "-c", KILLED, tmp_path / "features.npy", path, json.dumps(params.to_dict())]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     with pytest.raises(IndexMissing):
         Index.open(path)
-    assert [file.name for file in (tmp_path / "x.index.building" / "search").iterdir()] == [f"{kind}.faiss"]
+    there = sorted(file.name for file in (tmp_path / "x.index.building" / "search").iterdir())
+    assert there == (["ivfadc.faiss"] if kind == "ivfadc" else sorted(HNSW_FILES))
 
     def never(*_arguments):
         raise AssertionError("this was done already")
 
-    monkeypatch.setattr(stages, "search_task", never)
+    monkeypatch.setattr(tasks, "search_task", never)
     build(features, path, params)
     monkeypatch.undo()
     build(features, tmp_path / "again.index", params)

@@ -8,7 +8,7 @@ from tests.support.data import seeds_of_rng
 
 import suffuse.core.blas
 from suffuse.core.blas import on_every_core
-from suffuse.core.columns import held
+from suffuse.core.columns import Columns
 from suffuse.core.growth import _above, concerned, enter_lists
 from suffuse.core.kernels.growth import find_above
 from suffuse.core.neighbors import TILE, Neighbors, nearest_to_rows
@@ -64,7 +64,7 @@ def test_lists_are_exact_however_many_tiles_and_threads_there_are(monkeypatch, c
 
 
 def test_columns_that_are_known_to_be_concerned_are_not_read():
-    columns = held(np.array([0, 2, 3, 4, 5]), np.array([0, 1, 2, 3, 1], np.int32), np.ones(5, np.float32))
+    columns = Columns.of(np.array([0, 2, 3, 4, 5]), np.array([0, 1, 2, 3, 1], np.int32), np.ones(5, np.float32))
     assert concerned(columns, np.array([1, 9]), 4, np.array([], np.int64)).tolist() == [0, 3]
     assert concerned(columns, np.array([1, 9]), 4, np.array([2, 3])).tolist() == [0, 2, 3]
     unreadable = columns._replace(stops=columns.stops * [1, 1, 99, 1])

@@ -14,8 +14,9 @@ from tests.support.data import clusters, seeds_of_rng
 from tests.support.indexes import stored_column
 
 import suffuse
-from suffuse import Index, IndexBroken, Params
-from suffuse.core.columns import Columns, encode, held, plain
+from suffuse import Index, Params
+from suffuse.core import Damaged
+from suffuse.core.columns import Columns, Solved
 from suffuse.core.kernels.combine import combine_columns, refine_candidates
 from suffuse.store.manifest import LIST_FILES
 
@@ -27,7 +28,7 @@ def columns_of(lists):
     lengths = [len(ids) for ids, _ in lists]
     rows = np.concatenate([np.empty(0, np.int32), *(np.asarray(ids, np.int32) for ids, _ in lists)])
     values = np.concatenate([np.empty(0, np.float32), *(np.asarray(values, np.float32) for _, values in lists)])
-    return Columns(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), rows, values, np.zeros(len(lists)))
+    return Columns.of(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), rows, values)
 
 
 def random_columns(rng, count, n, longest, octaves):
@@ -39,8 +40,8 @@ def random_columns(rng, count, n, longest, octaves):
     return columns_of(lists)
 
 
-def codes_of(coded):
-    return held(coded.indptr, coded.codes, coded.scales)
+def encode(columns):
+    return Solved(columns, columns.stops - columns.starts, np.zeros(len(columns.starts))).encode()
 
 
 @settings(deadline=None, max_examples=80)
@@ -56,17 +57,17 @@ def test_encoding_and_decoding_equal_the_slow_twins(seed, n, longest, octaves):
         random_columns(rng, 6, n, longest, octaves) if n < 10**6 else random_columns(rng, 6, 1000, longest, octaves)
     )
     if n > 10**6:  # the farthest ids that there can be
-        columns = columns._replace(rows=(columns.rows.astype(np.int64) * ((n - 1) // 999)).astype(np.int32))
+        columns = columns._replace(entries=(columns.entries.astype(np.int64) * ((n - 1) // 999)).astype(np.int32))
     coded = encode(columns)
-    decoded = plain(codes_of(coded), np.arange(6))
+    decoded = coded.columns.decode(np.arange(6))
     for i in range(6):
         own = slice(columns.indptr[i], columns.indptr[i + 1])
-        expected, scale, kept = reference.encode_column(columns.rows[own], columns.values[own])
-        found = coded.codes[coded.indptr[i] : coded.indptr[i + 1]].tobytes()
-        assert (found, coded.scales[i], coded.lengths[i]) == (expected, np.float32(scale), kept)
+        expected, scale, kept = reference.encode_column(columns.entries[own], columns.values[own])
+        found = coded.columns.entries[coded.columns.indptr[i] : coded.columns.indptr[i + 1]].tobytes()
+        assert (found, coded.columns.values[i], coded.lengths[i]) == (expected, np.float32(scale), kept)
         entries = reference.decode_column(found, scale)
         places = slice(decoded.indptr[i], decoded.indptr[i + 1])
-        assert decoded.rows[places].tolist() == [id for id, _ in entries]
+        assert decoded.entries[places].tolist() == [id for id, _ in entries]
         np.testing.assert_allclose(decoded.values[places], [value for _, value in entries], rtol=1e-6)
 
 
@@ -74,14 +75,14 @@ def test_encoding_and_decoding_equal_the_slow_twins(seed, n, longest, octaves):
 @given(seed=seeds_of_rng, longest=st.integers(1, 120), octaves=st.floats(0, 15))
 def test_what_is_decoded_is_near_to_what_was_encoded(seed, longest, octaves):
     columns = random_columns(np.random.default_rng(seed), 3, 500, longest, octaves)
-    decoded = plain(codes_of(encode(columns)), np.arange(3))
+    decoded = encode(columns).columns.decode(np.arange(3))
     for i in range(3):
         own, places = (slice(at[i], at[i + 1]) for at in (columns.indptr, decoded.indptr))
-        before = dict(zip(columns.rows[own].tolist(), columns.values[own].tolist(), strict=True))
-        after = dict(zip(decoded.rows[places].tolist(), decoded.values[places].tolist(), strict=True))
+        before = dict(zip(columns.entries[own].tolist(), columns.values[own].tolist(), strict=True))
+        after = dict(zip(decoded.entries[places].tolist(), decoded.values[places].tolist(), strict=True))
         assert before.keys() == after.keys()  # all of them are within the range
-        head = set(columns.rows[own][:20].tolist())
-        assert set(decoded.rows[places][:20].tolist()) == head
+        head = set(columns.entries[own][:20].tolist())
+        assert set(decoded.entries[places][:20].tolist()) == head
         tail = columns.values[own][20:]
         span = np.log2(tail[0] / tail[-1]) if len(tail) else 0.0
         for id, value in before.items():
@@ -93,18 +94,18 @@ def test_entries_below_the_range_are_left_out():
     values = np.array([1.0, 2.0**-15.9, 2.0**-16, 1e-38, 1e-45], np.float32)
     coded = encode(columns_of([(np.arange(5), values), ([7], [1e-45])]))
     assert coded.lengths.tolist() == [2, 1]
-    decoded = plain(codes_of(coded), np.arange(2))
-    assert decoded.rows.tolist() == [0, 1, 7]
+    decoded = coded.columns.decode(np.arange(2))
+    assert decoded.entries.tolist() == [0, 1, 7]
     assert decoded.values[2] == np.float32(1e-45)
 
 
 def test_chosen_columns_are_decoded_in_the_order_asked_for():
     columns = random_columns(np.random.default_rng(3), 5, 300, 60, 6)
-    coded = codes_of(encode(columns))
-    whole, chosen = plain(coded, np.arange(5)), plain(coded, np.array([4, 0, 4]))
+    coded = encode(columns).columns
+    whole, chosen = coded.decode(np.arange(5)), coded.decode(np.array([4, 0, 4]))
     for place, i in enumerate([4, 0, 4]):
         own, found = (slice(at[j], at[j + 1]) for at, j in ((whole.indptr, i), (chosen.indptr, place)))
-        np.testing.assert_array_equal(chosen.rows[found], whole.rows[own])
+        np.testing.assert_array_equal(chosen.entries[found], whole.entries[own])
         np.testing.assert_array_equal(chosen.values[found], whole.values[own])
 
 
@@ -115,14 +116,14 @@ def test_chosen_columns_are_decoded_in_the_order_asked_for():
 )
 def test_any_bytes_decode_as_the_slow_twin_says_or_are_broken(codes, fill):
     codes = [1, 5] * 20 + codes if fill else codes  # a sound head, so that the tail is met as well
-    coded = held(np.array([0, len(codes)]), np.array(codes, np.uint8), np.ones(1, np.float32))
+    coded = Columns.of(np.array([0, len(codes)]), np.array(codes, np.uint8), np.ones(1, np.float32))
     expected = reference.decode_column(codes, 1.0)
     if expected is None:
-        with pytest.raises(IndexBroken, match=r"codes\.npy is damaged in column 0"):
-            plain(coded, np.array([0]))
+        with pytest.raises(Damaged, match=r"codes\.npy is damaged in column 0"):
+            coded.decode(np.array([0]))
     else:
-        found = plain(coded, np.array([0]))
-        assert found.rows.view(np.uint32).tolist() == [id for id, _ in expected]
+        found = coded.decode(np.array([0]))
+        assert found.entries.view(np.uint32).tolist() == [id for id, _ in expected]
         np.testing.assert_allclose(found.values, [value for _, value in expected], rtol=1e-6)
 
 
@@ -211,13 +212,10 @@ def test_a_coded_search_is_near_to_a_plain_one(path, tmp_path):
 
 
 def test_the_blocks_of_a_coded_build_do_not_change_it(tmp_path, monkeypatch):
-    from suffuse.offline import column_tasks as column_blocks
-    from suffuse.offline import runner as stages
-    from suffuse.offline import tasks as blocks
+    from suffuse.offline import tasks
 
     features, params = clusters(np.random.default_rng(9), 300, 8), Params(k=10, truncation=120, keep=60)
     suffuse.build(features, tmp_path / "a.index", params)
-    for module in (blocks, column_blocks, stages):
-        monkeypatch.setattr(module, "block_rows", lambda _: 37)
+    monkeypatch.setattr(tasks, "block_rows", lambda _: 37)
     suffuse.build(features, tmp_path / "b.index", params)
     assert directory_bytes(tmp_path / "a.index") == directory_bytes(tmp_path / "b.index")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.data import clusters, curves, duplicated, scattered, unit
 
-from suffuse.core.columns import WALK_STEPS, columns, group_size
-from suffuse.core.graph import affinity, order_along, reordered, transition
+from suffuse.core.columns import WALK_STEPS, group_size, solve_columns
+from suffuse.core.graph import affinity, order_along, reorder, transition
 from suffuse.core.neighbors import nearest_to_rows
 from suffuse.core.params import Params
 
@@ -32,15 +32,15 @@ def alpha_s_of(features, params):
 
 
 def solved(features, params, start=0, stop=None):
-    return columns(alpha_s_of(features, params), start, len(features) if stop is None else stop, params, features)
+    return solve_columns(alpha_s_of(features, params), start, len(features) if stop is None else stop, params, features)
 
 
 def dense_rows(found, n):
     """Row i is column i of the block."""
-    matrix = np.zeros((len(found.indptr) - 1, n))
+    matrix = np.zeros((len(found.columns.indptr) - 1, n))
     for i, row in enumerate(matrix):
-        places = slice(found.indptr[i], found.indptr[i + 1])
-        row[found.rows[places]] = found.values[places]
+        places = slice(found.columns.indptr[i], found.columns.indptr[i + 1])
+        row[found.columns.entries[places]] = found.columns.values[places]
     return matrix
 
 
@@ -94,14 +94,14 @@ def test_the_largest_entries_are_kept_largest_first(seed, kind, support, keep, v
     params = dataclasses.replace(PRECISE, support=support, values=values)
     full = solved(features, params)
     found = solved(features, dataclasses.replace(params, keep=keep))
-    assert found.values.dtype == values
+    assert found.columns.values.dtype == values
     for i in range(N):
-        everything = slice(full.indptr[i], full.indptr[i + 1])
-        kept = slice(found.indptr[i], found.indptr[i + 1])
-        assert (np.diff(full.values[everything]) <= 0).all()
+        everything = slice(full.columns.indptr[i], full.columns.indptr[i + 1])
+        kept = slice(found.columns.indptr[i], found.columns.indptr[i + 1])
+        assert (np.diff(full.columns.values[everything]) <= 0).all()
         assert kept.stop - kept.start == min(keep, everything.stop - everything.start)
-        np.testing.assert_array_equal(found.rows[kept], full.rows[everything][:keep])
-        np.testing.assert_array_equal(found.values[kept], full.values[everything][:keep])
+        np.testing.assert_array_equal(found.columns.entries[kept], full.columns.entries[everything][:keep])
+        np.testing.assert_array_equal(found.columns.values[kept], full.columns.values[everything][:keep])
 
 
 @settings(deadline=None, max_examples=25)
@@ -115,7 +115,7 @@ def test_an_element_is_in_its_own_support_and_no_entry_is_listed_twice(seed, kin
     features = kinds[kind](np.random.default_rng(seed), N, 10)
     found = solved(features, dataclasses.replace(PRECISE, support=support, truncation=truncation, keep=truncation))
     for i in range(N):
-        rows = found.rows[found.indptr[i] : found.indptr[i + 1]].tolist()
+        rows = found.columns.entries[found.columns.indptr[i] : found.columns.indptr[i + 1]].tolist()
         assert i in rows
         assert len(set(rows)) == len(rows) <= truncation
         assert all(0 <= row < N for row in rows)
@@ -126,16 +126,16 @@ def test_equal_entries_are_ordered_by_id():
     params = dataclasses.replace(PRECISE, k=6)
     found = solved(features, params)
     for i in range(6):
-        assert found.rows[6 * i : 6 * i + 6].tolist() == [i, *(j for j in range(6) if j != i)]
+        assert found.columns.entries[6 * i : 6 * i + 6].tolist() == [i, *(j for j in range(6) if j != i)]
 
 
 @pytest.mark.parametrize("support", ["graph", "features"])
 def test_an_isolated_element_has_a_column_of_its_own_alone(support):
     features = unit([[1, 0, 0], [1, 0.1, 0], [-1, -1, 0.1], [1, 0.05, 0]])
     found = solved(features, dataclasses.replace(PRECISE, support=support))
-    places = slice(found.indptr[2], found.indptr[3])
-    assert found.rows[places].tolist() == [2]
-    assert found.values[places].tolist() == [1.0]
+    places = slice(found.columns.indptr[2], found.columns.indptr[3])
+    assert found.columns.entries[places].tolist() == [2]
+    assert found.columns.values[places].tolist() == [1.0]
     assert found.residuals[2] == 0.0
 
 
@@ -151,7 +151,9 @@ def test_blocks_do_not_change_the_columns(seed, kind, support, cuts):
     params = Params(k=8, truncation=25, keep=12, support=support)
     whole = solved(features, params)
     blocks = [solved(features, params, a, b) for a, b in itertools.pairwise([0, *sorted(cuts), N])]
-    np.testing.assert_array_equal(np.diff(whole.indptr), np.concatenate([np.diff(block.indptr) for block in blocks]))
+    np.testing.assert_array_equal(
+        np.diff(whole.columns.indptr), np.concatenate([np.diff(block.columns.indptr) for block in blocks])
+    )
     same_bytes(whole[1:], [np.concatenate(parts) for parts in list(zip(*blocks, strict=True))[1:]])
 
 
@@ -166,7 +168,7 @@ def solved_in_order(features, params, cuts=()):
     order = order_along(alpha_s, group_size(params))
     ends = [0, *sorted(cuts), len(features)]
     blocks = [
-        columns(reordered(alpha_s, order), a, b, params, features, order=order) for a, b in itertools.pairwise(ends)
+        solve_columns(reorder(alpha_s, order), a, b, params, features, order=order) for a, b in itertools.pairwise(ends)
     ]
     found = np.empty((len(features), len(features)))
     found[order] = np.concatenate([dense_rows(block, len(features)) for block in blocks])
@@ -238,7 +240,7 @@ def test_entries_are_rounded_to_float16():
     features = clusters(np.random.default_rng(5), N, 10)
     full = dense_rows(solved(features, PRECISE), N)
     found = solved(features, dataclasses.replace(PRECISE, values="float16"))
-    assert found.values.dtype == np.float16
+    assert found.columns.values.dtype == np.float16
     stored = dense_rows(found, N)
     kept = stored > 0
     np.testing.assert_array_equal(stored[kept], full[kept].astype(np.float16))
@@ -250,8 +252,8 @@ def test_what_rounds_to_zero_is_not_stored():
     features = unit([[1, 0, 0], [1, 0, 0.01], [0.01, 1, 0], [0.01, 1, 0.01]])
     for values, expected in (("float16", 2), ("float32", 4)):
         found = solved(features, Params(k=4, gamma=7.0, values=values, tolerance=1e-14, iterations=500))
-        assert (found.values > 0).all()
-        assert np.diff(found.indptr).tolist() == [expected] * 4
+        assert (found.columns.values > 0).all()
+        assert np.diff(found.columns.indptr).tolist() == [expected] * 4
 
 
 def test_huge_exponents_underflow_to_columns_without_repeated_entries():
@@ -260,16 +262,16 @@ def test_huge_exponents_underflow_to_columns_without_repeated_entries():
     features = unit(np.repeat(groups, 20, axis=0))
     found = solved(features, Params(k=60, gamma=100.0, truncation=60, keep=60, values="float32"))
     for i in range(60):
-        rows = found.rows[found.indptr[i] : found.indptr[i + 1]]
+        rows = found.columns.entries[found.columns.indptr[i] : found.columns.indptr[i + 1]]
         assert sorted(rows.tolist()) == list(range(i // 20 * 20, i // 20 * 20 + 20))
 
 
 @pytest.mark.parametrize(("values", "dtype"), [("uint8", np.float32), ("float16", np.float16)])
 def test_types_are_those_of_the_index(values, dtype):
     found = solved(clusters(np.random.default_rng(0), N, 10), Params(values=values))
-    assert found.indptr.dtype == np.int64
-    assert found.rows.dtype == np.int32
-    assert found.values.dtype == dtype  # columns are coded later
+    assert found.columns.indptr.dtype == np.int64
+    assert found.columns.entries.dtype == np.int32
+    assert found.columns.values.dtype == dtype  # columns are coded later
     assert found.residuals.dtype == np.float64
-    assert found.indptr[0] == 0
-    assert found.indptr[-1] == len(found.rows) == len(found.values)
+    assert found.columns.indptr[0] == 0
+    assert found.columns.indptr[-1] == len(found.columns.entries) == len(found.columns.values)

@@ -9,12 +9,12 @@ from tests.support.data import clusters, network, seeds_of_rng
 
 import suffuse.core.growth
 from suffuse import Index, Params, build, verify
-from suffuse.core.columns import Columns, Entries, encode, held, kernel_view, plain
+from suffuse.core import Damaged
+from suffuse.core.columns import Columns, Solved
 from suffuse.core.graph import Graph
-from suffuse.core.growth import extended, to_solve
-from suffuse.core.kernels.codes import HEAD, LONGEST
-from suffuse.core.kernels.growth import APPENDED, DAMAGED, TO_CODE_ANEW, UNCHANGED, append_to_codes, extend_columns
-from suffuse.errors import IndexBroken
+from suffuse.core.growth import extend_stale, to_solve
+from suffuse.core.kernels.codes import APPENDED, DAMAGED, HEAD, LONGEST, TO_CODE_ANEW, UNCHANGED, append_to_codes
+from suffuse.core.kernels.growth import extend_columns
 
 REACH = 200
 
@@ -25,11 +25,10 @@ def some_columns(rng, lengths, values):
     # Some are equal, and the smallest are far below the largest, but not so far that the code leaves them out.
     numbers = [np.sort(2.0 ** -rng.integers(0, 15, length) / 4)[::-1].astype(np.float32) for length in lengths]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    made = Columns(indptr, np.concatenate(rows), np.concatenate(numbers), np.zeros(len(lengths)))
+    made = Columns.of(indptr, np.concatenate(rows), np.concatenate(numbers))
     if values != "uint8":
-        return held(indptr, made.rows, made.values.astype(values))
-    coded = encode(made)
-    return held(coded.indptr, coded.codes, coded.scales)
+        return made._replace(values=made.values.astype(values))
+    return Solved(made, np.diff(indptr), np.zeros(len(lengths))).encode().columns
 
 
 def some_more(rng, columns, most):
@@ -52,11 +51,11 @@ def test_the_largest_of_both_are_kept(seed, lengths, most, keep, values):
     floor = np.float32(1e-6)
     ids, numbers = np.empty((len(lengths), keep), np.uint32), np.empty((len(lengths), keep), np.float32)
     out = np.empty(len(lengths), np.int64)
-    extend_columns(*map(kernel_view, columns), REACH, *more, floor, ids, numbers, out)
+    extend_columns(*columns.for_kernels(), REACH, *more, floor, ids, numbers, out)
     for column in range(len(lengths)):
-        before, new = plain(columns, np.array([column])), slice(*more[0][[column, column + 1]])
+        before, new = columns.decode(np.array([column])), slice(*more[0][[column, column + 1]])
         pairs = [
-            *zip(before.rows.tolist(), before.values.astype(np.float32).tolist(), strict=True),
+            *zip(before.entries.tolist(), before.values.astype(np.float32).tolist(), strict=True),
             *zip(more[1][new].tolist(), more[2][new].tolist(), strict=True),
         ]
         expected = sorted((pair for pair in pairs if pair[1] > floor), key=lambda pair: (-pair[1], pair[0]))[:keep]
@@ -141,10 +140,10 @@ def damaged(columns, damage):
 @pytest.mark.parametrize("damage", ["an id that does not exist", "entries outside", "an end before its start"])
 def test_damaged_columns_are_told(values, damage):
     columns = damaged(some_columns(np.random.default_rng(2), [30, 30], values), damage)
-    found = Entries(np.array([0, 2]), np.array([0, 1], np.int32), np.array([0.01, 0.01], np.float32))
+    found = Columns.of(np.array([0, 2]), np.array([0, 1], np.int32), np.array([0.01, 0.01], np.float32))
     params = Params(truncation=30, keep=30, values=values)
-    with pytest.raises(IndexBroken, match="column of the index is damaged"):
-        extended(columns, found, np.array([REACH]), params, np.ones(REACH, bool))
+    with pytest.raises(Damaged, match="column of the index is damaged"):
+        extend_stale(columns, found, np.array([REACH]), params, np.ones(REACH, bool))
 
 
 def test_a_damaged_column_is_told_by_the_kernel_that_appends():
@@ -185,33 +184,33 @@ def test_stale_columns_hear_of_what_is_new(tmp_path, monkeypatch, values):
     build(features[:900], tmp_path / "x", Params(k=20, truncation=400, keep=200, values=values))
     index = Index.open(tmp_path / "x")
     for batch in (features[900:915], features[915:]):  # the second extends columns that were extended
-        before = index._now._stored
+        before = index.now
         summary = index.add(batch)
-        now = index._now._stored
+        now = index.now
         old, n = len(before.features), len(now.features)
-        stale = now.stale[now.stale < old]
+        stale = now.stale_elements[now.stale_elements < old]
         assert 0 < len(stale) == round(summary.stale * n)
-        told = plain(now.columns, np.arange(old, n))
+        told = now.columns().decode(np.arange(old, n))
         said = np.zeros((n - old, n), np.float32)
-        said[np.repeat(np.arange(n - old), np.diff(told.indptr)), told.rows] = told.values
+        said[np.repeat(np.arange(n - old), np.diff(told.indptr)), told.entries] = told.values
         heard = 0
         for element in stale.tolist():
-            column, was = (plain(one.columns, np.array([element])) for one in (now, before))
-            new = column.rows >= old
+            column, was = (one.columns().decode(np.array([element])) for one in (now, before))
+            new = column.entries >= old
             heard += int(new.sum())
-            expected = said[column.rows[new] - old, element]
+            expected = said[column.entries[new] - old, element]
             assert (expected > 0).all()  # nothing is made up
             np.testing.assert_allclose(column.values[new], expected, rtol=0.5 if values == "uint8" else 1e-3)
             # Small entries may have made room, large ones have not.
-            largest = was.rows[np.argsort(-was.values, kind="stable")[:50]]
-            assert set(largest.tolist()) <= set(column.rows.tolist())
-            assert len(column.rows) <= 200 * 5 // 4 + n - old
+            largest = was.entries[np.argsort(-was.values, kind="stable")[:50]]
+            assert set(largest.tolist()) <= set(column.entries.tolist())
+            assert len(column.entries) <= 200 * 5 // 4 + n - old
         assert heard > 100
     assert verify(tmp_path / "x") > 0
     index.compact()
     build(features, tmp_path / "fresh", index.manifest.params)
-    fresh = Index.open(tmp_path / "fresh")._now._stored
-    for one, other in zip(index._now._stored.columns, fresh.columns, strict=True):
+    fresh = Index.open(tmp_path / "fresh").now
+    for one, other in zip(index.now.columns(), fresh.columns(), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -222,6 +221,6 @@ def test_columns_do_not_grow_without_end(tmp_path, monkeypatch):
     index = Index.open(tmp_path / "x")
     for batch in np.array_split(features[450:], 30):
         index.add(batch)
-    stored = index._now._stored
-    lengths = np.diff(plain(stored.columns, np.arange(len(stored.features))).indptr)
+    stored = index.now
+    lengths = np.diff(stored.columns().decode(np.arange(len(stored.features))).indptr)
     assert 60 < lengths.max() <= 60 + 15 + 15  # a quarter, and what one addition brings

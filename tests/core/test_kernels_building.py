@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.data import clusters, duplicated, lattice, network, scattered, seeds_of_rng
 
-from suffuse.core.graph import Graph, order_along, reordered
+from suffuse.core.graph import Graph, order_along, reorder
 from suffuse.core.kernels.graph import fill_affinity, fill_affinity_of_listed, normalize_affinity, sum_rows, turn_lists
 from suffuse.core.kernels.nearest import rank_pairs, scan
 from suffuse.core.kernels.solve import solve_on_supports
@@ -375,6 +375,6 @@ def test_a_reordered_graph_has_the_same_edges(seed, n, degree):
     rng = np.random.default_rng(seed)
     alpha_s = 0.9 * network(rng, n, degree)
     order = rng.permutation(n).astype(np.uint32)
-    found = reordered(Graph(*reference.compressed(alpha_s)), order)
+    found = reorder(Graph(*reference.compressed(alpha_s)), order)
     for a, b in zip(found, reference.compressed(alpha_s[np.ix_(order, order)]), strict=True):
         np.testing.assert_array_equal(a, b)

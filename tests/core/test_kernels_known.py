@@ -8,12 +8,12 @@ from tests.support import reference
 from tests.support.data import clusters, network, seeds_of_rng
 
 from suffuse import Index, Params, build
-from suffuse.core.columns import Columns, encode, held, kernel_view, plain
+from suffuse.core import Damaged
+from suffuse.core.columns import Columns, Solved
 from suffuse.core.growth import alpha_s_of, neighbors_in, solve
 from suffuse.core.kernels.codes import HEAD
 from suffuse.core.kernels.supports import known_supports
 from suffuse.core.neighbors import Neighbors, nearest_to_rows
-from suffuse.errors import IndexBroken
 
 STEPS, WHOLE = 4, 8
 
@@ -24,17 +24,16 @@ def stored_columns(rng, known, most, values):
     rows = [rng.permutation(known)[:length].astype(np.int32) for length in lengths]
     numbers = [np.sort(rng.uniform(0.01, 1.0, length))[::-1].astype(np.float32) for length in lengths]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    made = Columns(indptr, np.concatenate(rows), np.concatenate(numbers), np.zeros(known))
+    made = Columns.of(indptr, np.concatenate(rows), np.concatenate(numbers))
     if values == "uint8":
-        coded = encode(made)
-        columns = held(coded.indptr, coded.codes, coded.scales)
+        columns = Solved(made, np.diff(indptr), np.zeros(known)).encode().columns
     else:
-        columns = held(indptr, made.rows, made.values.astype(values))
+        columns = made._replace(values=made.values.astype(values))
     dense, heads = np.zeros((2, known, known))
-    entries = plain(columns, np.arange(known))
+    entries = columns.decode(np.arange(known))
     for element, largest_first in enumerate(rows):
         part = slice(entries.indptr[element], entries.indptr[element + 1])
-        dense[element, entries.rows[part]] = entries.values[part]
+        dense[element, entries.entries[part]] = entries.values[part]
         heads[element, largest_first[:HEAD]] = dense[element, largest_first[:HEAD]]
     return columns, dense, heads
 
@@ -45,7 +44,7 @@ def told(alpha_s, order, columns, group, truncation):
     supports, sizes = np.zeros((groups, truncation), np.uint32), np.empty(groups, np.int64)
     number = np.argsort(order).astype(np.uint32)
     known_supports(
-        0, n, group, WHOLE, order.astype(np.uint32), number, *reference.compressed(alpha_s), *map(kernel_view, columns),
+        0, n, group, WHOLE, order.astype(np.uint32), number, *reference.compressed(alpha_s), *columns.for_kernels(),
         STEPS, supports, sizes,
     )  # fmt: skip
     return [support[:size] for support, size in zip(supports, np.maximum(sizes, 0), strict=True)], sizes
@@ -121,7 +120,7 @@ def test_exact_columns_tell_themselves():
     alpha_s = 0.9 * network(rng, 60, 3)
     assert (np.count_nonzero(alpha_s, axis=1) <= WHOLE).all()
     exact = reference.inverse(alpha_s).astype(np.float32)
-    columns = held(np.arange(0, 3601, 60), np.tile(np.arange(60, dtype=np.int32), 60), exact.reshape(-1))
+    columns = Columns.of(np.arange(0, 3601, 60), np.tile(np.arange(60, dtype=np.int32), 60), exact.reshape(-1))
     found, _ = told(alpha_s, np.arange(60), columns, 1, 12)
     for node, support in enumerate(found):
         assert sorted(support) == sorted(reference.largest(exact[node], 12))
@@ -157,8 +156,8 @@ def test_a_change_with_a_damaged_column_is_refused():
     found = nearest_to_rows(features, 0, len(features), params.k)
     graph = alpha_s_of(Neighbors(found.ids.astype(np.int32), found.sims), params)
     n = len(features)
-    wrong = held(np.arange(n + 1), np.full(n, n, np.int32), np.ones(n, np.float32))
-    with pytest.raises(IndexBroken, match="column of the index is damaged"):
+    wrong = Columns.of(np.arange(n + 1), np.full(n, n, np.int32), np.ones(n, np.float32))
+    with pytest.raises(Damaged, match="column of the index is damaged"):
         solve(graph, neighbors_in(graph, np.array([0])), params, features, None, wrong)
 
 
@@ -169,9 +168,9 @@ def test_columns_that_are_solved_again_tell_no_less(tmp_path):
     index = Index.open(tmp_path / "x")
     found = nearest_to_rows(features, 0, len(features), params.k)
     graph = alpha_s_of(Neighbors(found.ids.astype(np.int32), found.sims), params)
-    stored = index._now._stored.columns
+    stored = index.now.columns()
     order, solved = solve(graph, np.arange(len(features)), params, features, None, stored)
-    again, before = plain(held(solved.indptr, *solved[1:3]), np.arange(len(order))), plain(stored, order)
+    again, before = solved.columns.decode(np.arange(len(order))), stored.decode(order)
     exact = reference.inverse(reference.dense(graph))[order].sum()
     assert before.values.sum() * 0.999 < again.values.sum() < exact
 
@@ -186,8 +185,8 @@ def test_many_images_of_something_new_find_each_other(tmp_path):
     ends = np.linalg.qr(rng.normal(size=(16, 2)))[0].T
     index.add((np.cos(angles) * ends[0] + np.sin(angles) * ends[1]).astype(np.float32))
     n = len(index)
-    grown = index._now._stored
-    reach = np.diff(plain(grown.columns, np.arange(900, n)).indptr)
+    grown = index.now
+    reach = np.diff(grown.columns().decode(np.arange(900, n)).indptr)
     index.compact()
-    compacted = np.diff(plain(index._now._stored.columns, np.arange(900, n)).indptr)
+    compacted = np.diff(index.now.columns().decode(np.arange(900, n)).indptr)
     np.testing.assert_array_equal(reach, compacted)

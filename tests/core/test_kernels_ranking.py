@@ -13,7 +13,8 @@ from tests.support import reference_baselines as twin
 from tests.support.data import network, seeds_of_rng
 from tests.support.worlds import EXACT
 
-from suffuse.core.kernels.combine import combine_columns, raise_to_best
+from suffuse.core.kernels.combine import combine_columns
+from suffuse.core.kernels.nearest import raise_to_best
 from suffuse.core.kernels.select import id_of, key_of, largest_first, score_of, sort_ascending, sort_descending
 from suffuse.core.kernels.solve import diffuse_early, diffuse_late, diffuse_whole, rank_positive
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.data import seeds_of_rng
 
-from suffuse.core.columns import Columns, encode
+from suffuse.core.columns import Columns, Solved
 from suffuse.core.kernels.growth import meet_marked
 
 
@@ -78,9 +78,10 @@ def test_coded_columns_with_a_tail_are_met_where_they_hold_a_marked_id(seed, sha
     lists = [rng.choice(500, size=rng.integers(0, 80), replace=False) for _ in range(6)]
     values = [np.sort(rng.uniform(0.01, 1.0, len(ids)).astype(np.float32))[::-1] for ids in lists]
     indptr = np.concatenate([[0], np.cumsum([len(ids) for ids in lists])]).astype(np.int64)
-    coded = encode(Columns(indptr, np.concatenate(lists).astype(np.int32), np.concatenate(values), np.zeros(6)))
+    plain = Columns.of(indptr, np.concatenate(lists).astype(np.int32), np.concatenate(values))
+    coded = Solved(plain, np.diff(indptr), np.zeros(6)).encode().columns
     marked = (rng.random(500) < share).astype(np.uint8)
-    found = met(coded.indptr[:-1], coded.indptr[1:], coded.codes, coded.scales, marked)
+    found = met(*coded, marked)
     assert found == [int(marked[ids].any()) for ids in lists]
 
 

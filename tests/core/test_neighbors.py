@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.data import clusters, curves, duplicated, lattice, scattered, seeds_of_rng
 
-from suffuse.core.neighbors import Neighbors, joined, nearest, nearest_of_shown, nearest_to_elements, nearest_to_rows
+from suffuse.core.neighbors import (
+    Neighbors,
+    merge_lists,
+    nearest,
+    nearest_to_elements,
+    nearest_to_rows,
+    nearest_visible,
+)
 
 
 def same_bytes(found, expected):
@@ -57,7 +64,7 @@ def test_the_nearest_of_those_shown_are_found_however_many_are_hidden(seed, n, k
         asked.append(count)
         return nearest(queries, features, count)
 
-    found = nearest_of_shown(find, hidden, k)
+    found = nearest_visible(find, hidden, k)
     shown = np.flatnonzero(~hidden)
     ids, sims = np.empty((5, 0), int), np.empty((5, 0), np.float32)
     if len(shown):
@@ -77,7 +84,7 @@ def test_the_nearest_of_two_parts_joined_are_the_nearest_of_all(seed, n, k, at):
     first, second = nearest(queries, features[:split], k), nearest(queries, features[split:], k)
     behind = Neighbors(second.ids + np.int32(split), second.sims)
     for a, b in ((first, behind), (behind, first)):
-        same_bytes(joined(a, b, k), reference.nearest(queries, features, min(k, n)))
+        same_bytes(merge_lists(a, b, k), reference.nearest(queries, features, min(k, n)))
 
 
 @pytest.mark.parametrize("make", [scattered, clusters, curves])

@@ -6,21 +6,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.data import clusters, duplicated, seeds_of_rng, unit
 
+from suffuse.core import Damaged
 from suffuse.core import neighbors as shards
 from suffuse.core.kernels.nearest import keep_largest_of_columns, keep_largest_of_rows
-from suffuse.core.neighbors import Lists, nearest_to_rows, unpacked
-from suffuse.errors import IndexBroken
+from suffuse.core.neighbors import Lists, nearest_to_rows, unpack_keys
 
 
 def by_pairs(features, starts, k):
     n = len(features)
     ranges = [range(start, min(start + starts.step, n)) for start in starts]
-    lists = {(a, a): shards.within(features, a.start, a.stop, k) for a in ranges}
+    lists = {(a, a): shards.search_shard(features, a.start, a.stop, k) for a in ranges}
     for a in ranges:
         for b in ranges:
             if a.start < b.start:
-                lists[a, b], lists[b, a] = shards.between(features, a, b, lists[a, a], lists[b, b])
-    found = [shards.merged(features, a.start, a.stop, [lists[a, b] for b in ranges], k) for a in ranges]
+                lists[a, b], lists[b, a] = shards.search_pair(features, a, b, lists[a, a], lists[b, b])
+    found = [shards.merge_shards(features, a.start, a.stop, [lists[a, b] for b in ranges], k) for a in ranges]
     return np.concatenate([part.ids for part in found]), np.concatenate([part.sims for part in found])
 
 
@@ -73,7 +73,7 @@ def test_lists_keep_the_largest_of_whatever_sign_ties_by_id(seed, m, n, count, c
             best.enter_columns(0, np.ascontiguousarray(part.T), start)
         else:
             best.enter_rows(0, part, start)
-    found_sims, found_ids = unpacked(best.largest())
+    found_sims, found_ids = unpack_keys(best.largest())
     for row in range(m):
         order = np.lexsort((np.arange(n), -sims[row]))[:count]
         kept = found_ids[row] >= 0
@@ -96,5 +96,5 @@ def test_what_is_not_above_the_floor_or_not_a_number_is_not_kept(kernel):
 def test_features_that_are_not_finite_are_noticed():
     features = unit(np.random.default_rng(0).standard_normal((20, 4)))
     features[7] = np.nan
-    with pytest.raises(IndexBroken, match="not finite"):
+    with pytest.raises(Damaged, match="not finite"):
         by_pairs(features, range(0, 20, 10), 3)

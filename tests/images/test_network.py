@@ -12,7 +12,7 @@ from tests.support.pictures import CHANNELS, noise, tiny_network
 
 from suffuse.errors import InvalidInput, InvalidParams, MissingExtra
 from suffuse.images import Extractor, efficientnet, extractor_from, load_extractor
-from suffuse.images.regions import gem, pool_regions, rmac
+from suffuse.images.regions import pool_gem, pool_regions, pool_rmac
 
 # Of the 1,000 classes of ImageNet.
 MILITARY_UNIFORM = 652
@@ -20,7 +20,7 @@ MILITARY_UNIFORM = 652
 
 @pytest.fixture(scope="session")
 def default_weights():
-    return efficientnet.parse_weights(efficientnet._weight_file().read_bytes(), "weights")
+    return efficientnet.parse_weights(efficientnet._find_weights().read_bytes(), "weights")
 
 
 @pytest.fixture
@@ -107,27 +107,27 @@ def test_other_weights_are_refused_by_name(default_weights):
 
 
 def test_the_model_is_cached_and_a_damaged_cache_is_made_anew(cache, monkeypatch):
-    made = efficientnet.default_model()
+    made = efficientnet.load_default_model()
     (file,) = cache.glob("*.onnx")
     sound = file.read_bytes()
     for damaged in (b"", b"nonsense", sound[:1000], bytes([sound[0] ^ 1]) + sound[1:]):
         file.write_bytes(damaged)
-        assert efficientnet.default_model() == made
+        assert efficientnet.load_default_model() == made
         assert file.read_bytes() == sound
     monkeypatch.setattr(efficientnet, "build_graph", None)  # from here on only the cache can answer
-    assert efficientnet.default_model() == made
+    assert efficientnet.load_default_model() == made
 
 
 def test_without_a_place_for_the_cache_it_still_works(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(efficientnet, "_cache_folder", lambda: tmp_path / "file" / "models")
-    assert len(efficientnet.default_model().content) > 10_000_000
+    assert len(efficientnet.load_default_model().content) > 10_000_000
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(efficientnet, "_PACKAGE", "a_package_that_is_not_there")
     with pytest.raises(MissingExtra, match=r"pip install 'suffuse\[images\]'"):
-        efficientnet.default_model()
+        efficientnet.load_default_model()
 
 
 @pytest.mark.parametrize("module", ["onnxruntime", "PIL"])
@@ -149,10 +149,10 @@ def test_a_feature_map_is_pooled(tmp_path):
     image = noise(120, 90)
     result = extractor.run(extractor.prepare(image)[None])[0]
     assert result.shape == (CHANNELS, 3, 4)
-    np.testing.assert_array_equal(extractor.extract(image), rmac(result))
+    np.testing.assert_array_equal(extractor.extract(image), pool_rmac(result))
     np.testing.assert_array_equal(extractor.extract_regions(image), pool_regions(result))
     by_gem = load_extractor(tmp_path / "tiny.onnx", 128, pooling="gem", power=2.0)
-    np.testing.assert_array_equal(by_gem.extract(image), gem(result, 2.0))
+    np.testing.assert_array_equal(by_gem.extract(image), pool_gem(result, 2.0))
     assert not np.allclose(by_gem.extract(image), extractor.extract(image))
 
 
@@ -192,18 +192,14 @@ def test_colour_last_is_the_same_as_colour_first(tmp_path):
         load_extractor(tiny_network(tmp_path / "c.onnx", layout="nhwc", side=64), 96)
 
 
-def test_a_network_of_a_fixed_size_gets_that_size(tmp_path):
+def test_a_network_of_a_fixed_size_gets_the_middle_in_that_size(tmp_path):
     extractor = load_extractor(tiny_network(tmp_path / "tiny.onnx", side=64, batch=1))
-    assert extractor.prepare(noise(200, 100)).shape == (3, 64, 64)
-    assert not extractor.takes_batches
-    assert extractor.extract_many([noise(seed=1), noise(seed=2)]).shape == (2, CHANNELS)
-
-
-def test_many_are_as_one_by_one(tmp_path):
-    extractor = load_extractor(tiny_network(tmp_path / "tiny.onnx"), 96)
-    pictures = [noise(60, 40 + 10 * (seed % 3), seed) for seed in range(7)]
-    together = extractor.extract_many(pictures, batch=2)
-    np.testing.assert_allclose(together, [extractor.extract(picture) for picture in pictures], atol=1e-6)
+    image = Image.new("RGB", (300, 100), "white")
+    image.paste("black", (100, 0, 200, 100))
+    pixels = extractor.prepare(image)
+    assert pixels.shape == (3, 64, 64)
+    assert pixels.mean() < -0.95  # black is -1
+    assert extractor.extract(noise(200, 100)).shape == (CHANNELS,)
 
 
 def test_a_box_is_the_same_as_the_part_alone(tmp_path):

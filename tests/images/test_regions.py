@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from suffuse.images.regions import Region, gem, grid, pool_regions, rmac, unit
+from suffuse.images.regions import Region, list_regions, normalize, pool_gem, pool_regions, pool_rmac
 
 sides = st.integers(1, 40)
 
@@ -43,19 +43,19 @@ def grid_twin(height, width):
 
 @given(sides, sides)
 def test_the_grid_is_that_of_its_twin(height, width):
-    assert grid(height, width) == grid_twin(height, width)
+    assert list_regions(height, width) == grid_twin(height, width)
 
 
 @pytest.mark.parametrize(
     ("shape", "count"), [((16, 16), 14), ((12, 16), 20), ((16, 12), 20), ((10, 16), 20), ((1, 1), 1)]
 )
 def test_the_grid_has_as_many_regions_as_in_the_paper(shape, count):
-    assert len(grid(*shape)) == count
+    assert len(list_regions(*shape)) == count
 
 
 @given(sides, sides)
 def test_regions_lie_inside_the_map_and_the_largest_reach_its_ends(height, width):
-    regions = grid(height, width)
+    regions = list_regions(height, width)
     assert all(0 <= top <= height - side and 0 <= left <= width - side for top, left, side in regions)
     assert regions[0] == Region(0, 0, min(height, width))
     largest = [region for region in regions if region.side == min(height, width)]
@@ -65,7 +65,7 @@ def test_regions_lie_inside_the_map_and_the_largest_reach_its_ends(height, width
 
 @given(sides, sides)
 def test_a_turned_map_has_turned_regions(height, width):
-    assert {(left, top, side) for top, left, side in grid(height, width)} == set(grid(width, height))
+    assert {(left, top, side) for top, left, side in list_regions(height, width)} == set(list_regions(width, height))
 
 
 maps = arrays.arrays(
@@ -97,7 +97,7 @@ def test_rmac_is_the_sum_of_the_regions_at_unit_length(features):
     total = [sum(column) for column in zip(*pooled_twin(features), strict=True)]
     length = math.sqrt(sum(value * value for value in total))
     expected = [value / length if length > 1e-12 else value for value in total]
-    np.testing.assert_allclose(rmac(features), expected, atol=1e-5)
+    np.testing.assert_allclose(pool_rmac(features), expected, atol=1e-5)
 
 
 @given(maps, st.sampled_from([1.0, 2.0, 3.0, 5.5]))
@@ -108,8 +108,8 @@ def test_gem_is_the_generalised_mean(features, power):
         means.append((sum(values) / len(values)) ** (1 / power))
     length = math.sqrt(sum(value * value for value in means))
     expected = [value / length if length > 1e-12 else value for value in means]
-    np.testing.assert_allclose(gem(features, power), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(pool_gem(features, power), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_row_of_nothing_stays_nothing():
-    assert unit(np.zeros((2, 3), np.float32)).tolist() == [[0, 0, 0]] * 2
+    assert normalize(np.zeros((2, 3), np.float32)).tolist() == [[0, 0, 0]] * 2

@@ -9,10 +9,9 @@ import pytest
 from tests.support.pictures import CHANNELS, fill_folder, noise, tiny_network
 
 import suffuse as library
-from suffuse.cli.images import suitable_k, suitable_whitening
+from suffuse.cli.images import suggest_k, suggest_whitening
 from suffuse.images import extractor_from
 
-pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")
 COUNT = 24
 
 
@@ -34,7 +33,7 @@ def test_a_folder_becomes_an_index_that_finds_its_pictures(suffuse, photos, tmp_
     assert (code, out) == (0, "")
     assert f"{COUNT} pictures extracted" in err
     assert "images/s" in err
-    assert "1 files were skipped" in err
+    assert "1 file skipped:" in err
     assert "bad.png: " in err
     assert f"{COUNT} pictures, {COUNT} vectors of {CHANNELS} dimensions" in err
     assert "k 5, not whitened" in err
@@ -61,8 +60,8 @@ def test_a_second_run_brings_the_index_up_to_date(suffuse, photos, tmp_path, mod
     noise(60, 60, seed=99).save(photos / "zzz.png")
     code, _, err = suffuse(*command, "--force")
     assert code == 0
-    assert "1 pictures extracted" in err
-    assert f"{COUNT - 1} pictures were known already" in err
+    assert "1 picture extracted" in err
+    assert f"{COUNT - 1} pictures known already" in err
     names = [item["name"] for item in library.Index.open(index).items]
     assert "zzz.png" in names
     assert "000.jpg" not in names
@@ -99,7 +98,7 @@ def test_features_alone(suffuse, photos, tmp_path, model, regions):
         if regions:
             assert arrays["owners"].shape == arrays["features"].shape[:1]
             assert arrays["owners"].max() == COUNT - 1
-    assert library.build(output, tmp_path / "x.index", library.Params(k=5)).elements >= COUNT
+    assert library.build(output, tmp_path / "x.index", library.Params(k=5)).summary.elements >= COUNT
 
 
 def test_the_options_of_a_network_reach_it(suffuse, photos, tmp_path):
@@ -120,7 +119,7 @@ def test_many_skipped_files_are_listed_in_a_file(suffuse, photos, tmp_path, mode
         (photos / f"bad{number:02d}.jpg").write_text("hello")
     code, _, err = suffuse("extract", photos, "-o", tmp_path / "x.npz", "--model", model, "--size", 64)
     assert code == 0
-    assert "25 files were skipped" in err
+    assert "25 files skipped:" in err
     assert "bad19.jpg" in err
     assert "bad20.jpg" not in err
     listed = (tmp_path / "x.npz.pictures" / "skipped.txt").read_text().splitlines()
@@ -157,11 +156,11 @@ def test_an_unknown_network_is_one_line(suffuse, photos, tmp_path):
 
 
 def test_k_and_whitening_suit_the_number_of_pictures():
-    assert [suitable_k(n, regions=False) for n in (2, 24, 100, 400, 500, 10**6)] == [5, 5, 10, 40, 50, 50]
-    assert [suitable_k(n, regions=True) for n in (24, 10**6)] == [20, 200]
-    assert suitable_whitening(2047, 1280) is None
-    assert suitable_whitening(2048, 1280) == 512
-    assert suitable_whitening(2048, 384) == 384
+    assert [suggest_k(n, regions=False) for n in (2, 24, 100, 400, 500, 10**6)] == [5, 5, 10, 40, 50, 50]
+    assert [suggest_k(n, regions=True) for n in (24, 10**6)] == [20, 200]
+    assert suggest_whitening(2047, 1280) is None
+    assert suggest_whitening(2048, 1280) == 512
+    assert suggest_whitening(2048, 384) == 384
 
 
 def test_the_module_can_be_run_from_a_shell(photos, tmp_path, model):

@@ -37,10 +37,13 @@ def longer(array):
 
 
 NOT_OPENING = {
-    "no codes": (drop_at("files", "codes.npy"), r"does not name codes\.npy; build the index again"),
-    "no scales": (drop_at("files", "scales.npy"), r"does not name scales\.npy; build the index again"),
+    "no codes": (drop_at("files", "codes.npy"), r"does not name codes\.npy; copy or build the index again"),
+    "no scales": (drop_at("files", "scales.npy"), r"does not name scales\.npy; copy or build the index again"),
     "codes missing": (remove("codes.npy"), r"codes\.npy is missing; copy or build the index again"),
-    "other values": (set_at("params", "values", value="float16"), r"does not name rows\.npy; build the index again"),
+    "other values": (
+        set_at("params", "values", value="float16"),
+        r"does not name rows\.npy; copy or build the index again",
+    ),
     "signed codes": (change_array("codes.npy", lambda a: a.astype(np.int8), sign=True), r"codes\.npy holds int8, exp"),
     "codes longer": (change_array("codes.npy", longer, sign=True), r"indptr\.npy runs from 0 to \d+, expected 0 to"),
     "flat": (change_array("codes.npy", lambda a: a[None], sign=True), r"indptr\.npy runs from 0 to \d+, expected 0"),
@@ -61,19 +64,22 @@ NOT_VERIFYING = {
     "a flipped scale": (change_array("scales.npy", put(3, 77)), r"scales\.npy has the hash"),
     "no varint ends": (
         change_array("codes.npy", put(slice(None), 255), sign=True),
-        r"codes\.npy is damaged in column 0; run",
+        r"codes\.npy is damaged in column 0; copy or build",
     ),
     "an id too large": (change_array("codes.npy", put(0, 126), sign=True), r"codes\.npy holds an id outside 0\.\."),
-    "an entry too many": (set_at("counts", "entries", value=5), r"codes\.npy holds \d+ entries, .* counts 5; build"),
+    "an entry too many": (
+        set_at("counts", "entries", value=5),
+        r"codes\.npy holds \d+ entries, .* counts 5; copy or build",
+    ),
     "no number": (change_array("scales.npy", put(3, np.nan), sign=True), r"scales\.npy holds numbers that are no"),
     "below 0": (change_array("scales.npy", put(3, -1), sign=True), r"scales\.npy holds numbers that are no largest"),
     "indptr backwards": (
         change_array("indptr.npy", lambda a: np.concatenate([a[:1], a[-2:0:-1], a[-1:]]), sign=True),
-        r"indptr\.npy goes backwards; build",
+        r"indptr\.npy goes backwards; copy or build",
     ),
     "indptr far away": (
         both(change_array("indptr.npy", put(3, 2**62), sign=True)),
-        r"indptr\.npy goes backwards; build",
+        r"indptr\.npy goes backwards; copy or build",
     ),
 }
 
@@ -88,15 +94,15 @@ def test_damage_that_opening_cannot_see_is_found_by_verifying(copy, case):
 
 
 NOT_SEARCHING = {
-    "no varint ends": (put(slice(None), 255), r"codes\.npy or owners\.npy holds ids that do not exist; run suffuse"),
-    "long gaps": (put(slice(None), 127), r"codes\.npy or owners\.npy holds ids that do not exist; run suffuse verify"),
+    "no varint ends": (put(slice(None), 255), r"codes\.npy or owners\.npy holds ids that do not exist; copy or build"),
+    "long gaps": (put(slice(None), 127), r"codes\.npy or owners\.npy holds ids that do not exist; copy or build"),
 }
 
 
 @pytest.mark.parametrize("case", NOT_SEARCHING)
 def test_a_search_that_meets_damaged_codes_is_refused(copy, case):
     damage, message = NOT_SEARCHING[case]
-    change_array("codes.npy", damage)(copy)
+    change_array("codes.npy", damage, sign=True)(copy)
     index = Index.open(copy)
     for seeds in (3, 60):
         with pytest.raises(IndexBroken, match=message):
@@ -113,7 +119,7 @@ def test_a_candidate_whose_column_is_damaged_is_noticed_by_the_second_look(tmp_p
     change_array("codes.npy", put(slice(indptr[last], indptr[last + 1]), 255), sign=True)(path)
     index = Index.open(path)
     assert index.search(features[first : first + 1], top=2, seeds=1, refine=0).ids[0, 0] == first
-    with pytest.raises(IndexBroken, match="the columns of candidates are damaged; run suffuse verify, then copy"):
+    with pytest.raises(IndexBroken, match="the columns of candidates are damaged; copy or build"):
         index.search(features[first : first + 1], top=2, seeds=1, refine=2)
 
 

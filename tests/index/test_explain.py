@@ -12,12 +12,12 @@ from tests.support.data import curves, network, seeds_of_rng
 from tests.support.indexes import OWNERS, D, N, build_and_open, stored_columns
 
 import suffuse
-from suffuse import Index, IndexBroken, InvalidInput, Params
+from suffuse import Index, InvalidInput, Params
+from suffuse.core import Damaged
 from suffuse.core.graph import affinity, transition
 from suffuse.core.neighbors import nearest_to_rows
-from suffuse.index import similar
 from suffuse.index.explain import NO_GRAPH, NO_PATH, explain, strongest_chain
-from suffuse.index.online import Generation
+from suffuse.index.search import NEGATIVE, compose, find_seeds, search
 
 ALPHA = 0.9
 
@@ -44,16 +44,16 @@ def dense(graph):
 
 
 def y_of(index, positive, negative=(), seeds=5):
-    return similar.start(index, similar.wanted(index, positive, negative), seeds)
+    return find_seeds(index.now, compose(index.now, positive, negative), seeds)
 
 
 @pytest.mark.parametrize(("positive", "negative"), [([3], []), ([3, 8, 14], []), ([3, 8], [5])])
 def test_contributions_are_the_parts_of_the_plain_score(index, positive, negative):
     y = y_of(index, positive, negative)
-    found = similar.search(index, similar.wanted(index, positive, negative), top=N, seeds=5, refine=0)
+    found = search(index.now, compose(index.now, positive, negative), top=N, seeds=5, refine=0)
     columns, checked = stored_columns(index), 0
     for item, score in zip(found.ids.tolist(), found.scores.tolist(), strict=True):
-        told = explain(index, y, item)
+        told = explain(index.now, y, item)
         assert told.score == pytest.approx(score, rel=1e-5, abs=1e-9) or (score == 0 and told.score <= 0)
         if score == 0:
             continue
@@ -67,7 +67,9 @@ def test_contributions_are_the_parts_of_the_plain_score(index, positive, negativ
             assert one.entry == pytest.approx(columns[item, one.seed], rel=1e-6)
             assert one.amount == pytest.approx(weight * columns[item, one.seed], rel=1e-6)
             assert np.sign(one.share) == np.sign(one.weight)
-            assert one.similarity == pytest.approx(y.sims[y.ids == one.seed].max())
+            assert one.similarity == pytest.approx(
+                (np.abs(y.weights) / np.where(y.weights < 0, NEGATIVE, 1))[y.ids == one.seed].max() ** (1 / 3)
+            )
         expected = [s for s in np.unique(y.ids).tolist() if columns[item, s] * y.weights[y.ids == s].sum()]
         assert sorted(one.seed for one in told.contributions) == expected
     assert checked > 5
@@ -76,20 +78,20 @@ def test_contributions_are_the_parts_of_the_plain_score(index, positive, negativ
 def test_a_picture_that_diffusion_did_not_reach_has_no_contributions(index):
     columns, y = stored_columns(index), y_of(index, [3])
     far = int(np.flatnonzero(~columns[:, y.ids].any(axis=1))[0])
-    told = explain(index, y, far)
+    told = explain(index.now, y, far)
     assert (told.score, told.contributions) == (0.0, [])
 
 
 @pytest.mark.parametrize("pool", ["sum", "none"])
 def test_seeds_of_a_regional_index_are_told_as_images(pool, gallery, tmp_path):
     suffuse.build(gallery, tmp_path / "x.index", Params(k=8, truncation=60, keep=15, pool=pool), owners=OWNERS)
-    index = Index.open(tmp_path / "x.index").now
+    index = Index.open(tmp_path / "x.index")
     y = y_of(index, [4], seeds=6)
-    found = similar.search(index, similar.wanted(index, [4]), top=10, seeds=6, refine=0)
+    found = search(index.now, compose(index.now, [4]), top=10, seeds=6, refine=0)
     columns = stored_columns(index, 25 if pool == "sum" else None)
     at = {image: columns[image] if pool == "sum" else columns[image == OWNERS].sum(axis=0) for image in range(25)}
     for item, score in zip(found.ids.tolist(), found.scores.tolist(), strict=True):
-        told = explain(index, y, item)
+        told = explain(index.now, y, item)
         assert told.score == pytest.approx(score, rel=1e-5)
         for one in told.contributions:
             of = OWNERS[y.ids] == one.seed
@@ -100,12 +102,12 @@ def test_seeds_of_a_regional_index_are_told_as_images(pool, gallery, tmp_path):
 
 def test_a_chain_needs_the_graph(index, monkeypatch):
     y = y_of(index, [3])
-    monkeypatch.setattr(Generation, "graph", None, raising=False)
-    told = explain(index, y, 6)
+    monkeypatch.setitem(index.now.__dict__, "graph", None)
+    told = explain(index.now, y, 6)
     assert told.chain is None
     assert told.chain_missing == NO_GRAPH
-    monkeypatch.setattr(Generation, "graph", graph_of(index), raising=False)
-    told = explain(index, y, 6)
+    monkeypatch.setitem(index.now.__dict__, "graph", graph_of(index))
+    told = explain(index.now, y, 6)
     assert told.chain_missing is None
     assert told.chain.nodes[0] in y.ids
     assert told.chain.nodes[-1] == 6
@@ -116,10 +118,10 @@ def test_a_chain_needs_the_graph(index, monkeypatch):
 
 def test_a_chain_through_regions_is_told_as_images(gallery, tmp_path, monkeypatch):
     index = build_and_open(gallery, tmp_path, Params(k=8, truncation=60, keep=15), owners=OWNERS)
-    monkeypatch.setattr(Generation, "graph", graph_of(index), raising=False)
-    found = similar.search(index, similar.wanted(index, [4]), top=5, seeds=3, refine=0)
+    monkeypatch.setitem(index.now.__dict__, "graph", graph_of(index))
+    found = search(index.now, compose(index.now, [4]), top=5, seeds=3, refine=0)
     for item in found.ids.tolist():
-        chain = explain(index, y_of(index, [4], seeds=3), item).chain
+        chain = explain(index.now, y_of(index, [4], seeds=3), item).chain
         assert chain.nodes[-1] == item
         assert len(chain.nodes) == len(chain.steps) + 1
         assert chain.strength == pytest.approx(chain.start * np.prod(chain.steps))
@@ -196,16 +198,16 @@ def test_where_no_path_leads_there_is_no_chain(index, monkeypatch):
     empty = SimpleNamespace(
         indptr=np.zeros(N + 1, np.int64), indices=np.empty(0, np.int32), weights=np.empty(0, np.float32)
     )
-    monkeypatch.setattr(Generation, "graph", empty, raising=False)
+    monkeypatch.setitem(index.now.__dict__, "graph", empty)
     y = y_of(index, [3], seeds=1)
-    assert explain(index, y, 4)[2:] == (None, NO_PATH)
-    chain = explain(index, y, 3).chain
+    assert explain(index.now, y, 4)[2:] == (None, NO_PATH)
+    chain = explain(index.now, y, 3).chain
     assert (chain.nodes, chain.steps, chain.strength) == ([3], [], pytest.approx(1.0))
 
 
 def test_an_unknown_picture_is_refused(index):
     with pytest.raises(InvalidInput, match=f"there is no image {N}"):
-        explain(index, y_of(index, [3]), N)
+        explain(index.now, y_of(index, [3]), N)
 
 
 @pytest.mark.parametrize(
@@ -220,5 +222,5 @@ def test_a_damaged_graph_is_told_and_does_no_harm(index, name, change):
     graph = graph_of(index)
     setattr(graph, name, np.ascontiguousarray(change(getattr(graph, name))))
     seed, far = np.array([3]), np.array([N - 1])
-    with pytest.raises(IndexBroken, match="suffuse verify"):
+    with pytest.raises(Damaged, match="ids or rows that do not exist"):
         strongest_chain(graph, ALPHA, seed, np.ones(1), far)

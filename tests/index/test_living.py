@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 import suffuse.core.growth
 from suffuse import Index, InvalidInput, InvalidParams, Params, build, verify
-from suffuse.core.columns import plain
 from suffuse.core.neighbors import nearest_to_rows
-from suffuse.index.current import all_lists
+from suffuse.index.snapshot import Snapshot
 from suffuse.store.files import map_array
-from suffuse.store.opening import open_index
 from suffuse.store.segments import read_segments
 
 D = 8
@@ -101,7 +99,7 @@ def test_after_any_changes_an_exact_one_leaves_what_a_build_would_make(kind, cha
         else:
             index.compact()
         # At all times: the right images, found by what they look like, with their names, and sound files.
-        assert index.ids.shown().tolist() == sorted(twin.features)
+        assert index.ids.list_visible().tolist() == sorted(twin.features)
         everything, ids = twin.arrays()
         nearest = index.search(everything, top=1, method="knn")
         np.testing.assert_array_equal(nearest.ids[:, 0], ids)
@@ -137,7 +135,7 @@ def test_lists_stay_exact_while_an_index_grows_fast(tmp_path):
     index = Index.open(tmp_path / "living")
     for start in range(60, 120, 20):
         index.add(features[start : start + 20])
-    lists, exact = all_lists(open_index(tmp_path / "living")), nearest_to_rows(index.features, 0, 120, params.k)
+    lists, exact = Snapshot.open(tmp_path / "living").lists(), nearest_to_rows(index.features, 0, 120, params.k)
     np.testing.assert_array_equal(lists.ids, exact.ids)
     np.testing.assert_array_equal(lists.sims.view(np.uint32), exact.sims.view(np.uint32))
 
@@ -163,15 +161,15 @@ def test_a_fast_change_solves_what_is_new_and_its_neighbours_and_marks_the_rest(
     solved = np.setdiff1d(segment.column_of, segment.stale)
     assert len(solved) == summary.solved
     for element in solved.tolist():
-        now, expected = (plain(one.now._stored.columns, np.array([element])) for one in (index, fresh))
+        now, expected = (one.now.columns().decode(np.array([element])) for one in (index, fresh))
         dense = np.zeros((2, 150))
-        dense[0, now.rows], dense[1, expected.rows] = now.values, expected.values
+        dense[0, now.entries], dense[1, expected.entries] = now.values, expected.values
         np.testing.assert_allclose(dense[0], dense[1], rtol=1e-4, atol=1e-6)
     # What is neither solved nor stale did not change.
     untouched = np.setdiff1d(np.arange(140), np.concatenate([segment.column_of, segment.stale]))
     for element in untouched.tolist():
-        now, expected = (plain(one.now._stored.columns, np.array([element])) for one in (index, fresh))
-        np.testing.assert_array_equal(np.sort(now.rows), np.sort(expected.rows))
+        now, expected = (one.now.columns().decode(np.array([element])) for one in (index, fresh))
+        np.testing.assert_array_equal(np.sort(now.entries), np.sort(expected.entries))
 
 
 @pytest.mark.parametrize("pool", ["sum", "none"])
@@ -349,7 +347,7 @@ def test_seeds_of_ones_own_go_by_id(tmp_path):
     index = Index.open(tmp_path / "living")
     index.remove([0, 1, 2], mode="exact")
     found = index.combine(np.array([[10, 11]]), np.array([[0.9, 0.8]]), top=10)
-    expected = index.now.search(features[10:11], top=37)
+    expected = index.search(features[10:11], top=37)
     assert set(found.ids[0].tolist()) <= {-1, *expected.ids[0].tolist()}
     assert 10 in found.ids[0]
     # An image that was removed meanwhile counts as nothing found; one that never was is a mistake.

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.small_worlds import Change, contents, leftovers
-from tests.support.living_worlds import CHANGES, moments, new_world
+from tests.support.faults import CHANGES, moments, new_world
+from tests.support.small_worlds import Change, contents, leftovers
 
 from suffuse import ChangeFailed, verify
 from suffuse.store.manifest import read_manifest
@@ -80,7 +80,7 @@ ALONE = """
 import json, os, resource, signal, subprocess, sys
 from pathlib import Path
 from tests.index.test_living_disk import attempts_with
-from tests.support.living_worlds import new_world
+from tests.support.faults import new_world
 place = Path(sys.argv[1])
 
 def mount(*options):

@@ -5,11 +5,10 @@ import secrets
 import shutil
 import sys
 
-import numpy as np
 import pytest
-from benchmarks.reliability import kill_often
-from benchmarks.small_worlds import Change, State, World, digest, leftovers
-from tests.support.living_worlds import CHANGES, Killed, moments, new_world
+from tests.support.faults import CHANGES, Killed, moments, new_world
+from tests.support.kills import kill_often
+from tests.support.small_worlds import Change, State, World, digest, leftovers
 
 from suffuse import verify
 from suffuse.store.manifest import read_manifest
@@ -79,17 +78,3 @@ def test_the_judge_of_leftovers_sees_them(tmp_path):
     (world.path / "segment-000009.npz").write_bytes(b"half")
     (world.path / "compacting").mkdir()
     assert leftovers(world.path) == ["segment-000009.npz", "compacting"]
-
-
-def test_an_id_is_never_given_twice(tmp_path):
-    world, state = new_world(tmp_path)
-    rng, given = np.random.default_rng(3), set(state.images)
-    for _ in range(3):
-        last = [max(state.images)]
-        for told in (Change("remove", last, []), Change("compact", [], []), Change("add", [], [int(rng.integers(99))])):
-            summary = world.make(told)
-            state = state.after(told)
-            if told.verb == "add":
-                assert not set(summary.ids.tolist()) & given
-                given |= set(summary.ids.tolist())
-    assert not world.difference(state)

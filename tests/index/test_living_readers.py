@@ -12,21 +12,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.small_worlds import Change, World, contents, digest, queries
-from tests.support.living_worlds import new_world
+from tests.support.faults import new_world
+from tests.support.small_worlds import Change, World, contents, digest, queries
 
-import suffuse.store.opening
+import suffuse.index.snapshot
 from suffuse import Index, IndexBusy, build, verify
+from suffuse.index.search import ask, search
 from suffuse.index.writer import change
-from suffuse.offline import workplace
-from suffuse.store.locks import only_writer
+from suffuse.store.locks import lock_writer
 from suffuse.store.manifest import read_manifest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no locks on Windows")
 
 
-def hits_of(generation):
-    hits = generation.search(queries(), 12, 5)
+def hits_of(index):
+    """What is found in the generation of an index, or in one alone."""
+    now = getattr(index, "now", index)
+    hits = search(now, ask(now, queries()), 12, 5)
     return hits.ids.tobytes() + hits.scores.tobytes()
 
 
@@ -140,7 +142,7 @@ def test_an_open_index_stays_with_its_generation_until_it_is_refreshed(tmp_path,
 def test_a_compaction_that_ends_while_an_index_is_read_does_no_harm(tmp_path, monkeypatch, name, use):
     world, state = new_world(tmp_path)
     world.make(Change("add", [], [5]))
-    original, calls = getattr(suffuse.store.opening, name), []
+    original, calls = getattr(suffuse.index.snapshot, name), []
     count_calls(monkeypatch, name, original, calls)
     use(world.path)
     for moment in range(len(calls)):
@@ -151,12 +153,12 @@ def test_a_compaction_that_ends_while_an_index_is_read_does_no_harm(tmp_path, mo
             done.append(None)
             if len(done) == moment + 1:
                 with monkeypatch.context() as patched:
-                    patched.setattr(suffuse.store.opening, name, original)
+                    patched.setattr(suffuse.index.snapshot, name, original)
                     copy.make(Change("compact", [], []))
             return original(*args)
 
         with monkeypatch.context() as patched:
-            patched.setattr(suffuse.store.opening, name, meanwhile)
+            patched.setattr(suffuse.index.snapshot, name, meanwhile)
             use(copy.path)
         assert len(done) > moment
         assert not copy.difference(state.after(Change("add", [], [5])))
@@ -167,7 +169,7 @@ def count_calls(monkeypatch, name, original, calls):
         calls.append(args)
         return original(*args)
 
-    monkeypatch.setattr(suffuse.store.opening, name, counted)
+    monkeypatch.setattr(suffuse.index.snapshot, name, counted)
 
 
 def test_a_file_that_goes_between_two_looks_at_it_is_no_reason_to_fail(tmp_path, monkeypatch):
@@ -190,8 +192,8 @@ def test_a_file_that_goes_between_two_looks_at_it_is_no_reason_to_fail(tmp_path,
 HOLDER = """
 import signal, sys
 from pathlib import Path
-from suffuse.store.locks import only_writer
-with only_writer(Path(sys.argv[1])):
+from suffuse.store.locks import lock_writer
+with lock_writer(Path(sys.argv[1])):
     print("holding", flush=True)
     signal.pause()
 """
@@ -222,7 +224,7 @@ def test_a_second_writer_is_told_who_is_at_work_and_a_dead_one_is_forgotten(tmp_
 
 def test_a_second_writer_in_the_same_process_is_told_too(tmp_path):
     world, _ = new_world(tmp_path)
-    with only_writer(world.path), pytest.raises(IndexBusy, match=f"process {os.getpid()} is changing"):
+    with lock_writer(world.path), pytest.raises(IndexBusy, match=f"process {os.getpid()} is changing"):
         world.make(Change("add", [], [5]))
 
 
@@ -235,7 +237,6 @@ def test_a_forced_build_does_not_replace_an_index_that_is_being_changed(tmp_path
             build(features, world.path, force=True)
         assert not world.path.with_name("x.index.building").exists()
         # Also if the writer came later than the build.
-        monkeypatch.setattr(workplace, "refuse_overwriting", lambda *_: None)
         monkeypatch.setattr("suffuse.offline.build.refuse_overwriting", lambda *_: None)
         with pytest.raises(IndexBusy, match=f"process {pid} is changing"):
             build(features, world.path, force=True)

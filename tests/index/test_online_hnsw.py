@@ -9,12 +9,13 @@ from tests.support.data import curves, scattered
 from tests.support.indexes import SHORT, same_hits
 
 import suffuse
-import suffuse.index.online
+import suffuse.index.search
+import suffuse.index.snapshot
 import suffuse.store.files
 from suffuse import Index
 from suffuse.core.ann import SEARCH_WIDTH, HnswGraph, search_width
 from suffuse.errors import IndexBroken, InvalidParams
-from suffuse.store.opening import verify
+from suffuse.index.snapshot import verify
 
 LINKED = dataclasses.replace(SHORT, seed_search="hnsw")
 
@@ -57,7 +58,7 @@ def test_links_are_verified_and_their_files_belong_to_the_parameter(linked, tmp_
     for file in linked.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     set_at("params", "seed_search", value="exact")(copy)
-    with pytest.raises(IndexBroken, match="seed_search='exact' and names 5 of the 5 files of links"):
+    with pytest.raises(IndexBroken, match="seed_search='exact' and names 5 of 5 files for it"):
         Index.open(copy)
 
 
@@ -90,7 +91,7 @@ def test_what_is_read_next_is_asked_for_beforehand_while_searches_read_from_disk
     seeds, columns, asked = [], [], []
     vectors = scattered(np.random.default_rng(1), 4, 12)
     reached = int((Index.open(linked).search(vectors[:1], top=10**6, seeds=6, refine=0).scores > 0).sum())
-    monkeypatch.setattr(suffuse.index.online, "blocks_read", lambda: next(read))
+    monkeypatch.setattr(suffuse.index.snapshot, "blocks_read", lambda: next(read))
     find = suffuse.core.ann.nearest_by_hnsw
     monkeypatch.setattr(
         suffuse.core.ann,

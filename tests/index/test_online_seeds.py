@@ -8,6 +8,7 @@ from tests.support import reference
 from tests.support.data import scattered, seeds_of_rng
 from tests.support.indexes import SHORT, D, N, same_hits, stored_columns
 
+from suffuse import Hits
 from suffuse.core.neighbors import nearest
 from suffuse.errors import InvalidInput, InvalidParams
 
@@ -46,7 +47,7 @@ def test_what_diffusion_does_not_reach_is_not_ranked(short_index):
 
 def test_a_place_where_nothing_was_found_counts_for_nothing(short_index):
     padded = short_index.combine(np.array([[3, 9, -1], [-1, -1, -1]]), np.array([[0.8, 0.5, np.nan], [1.0, 1.0, 1.0]]))
-    same_hits(padded._replace(ids=padded.ids[:1], scores=padded.scores[:1]),
+    same_hits(Hits(padded.ids[:1], padded.scores[:1]),
               short_index.combine(np.array([[3, 9]]), np.array([[0.8, 0.5]])))  # fmt: skip
     assert (padded.ids[1] == -1).all()
 

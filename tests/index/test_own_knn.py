@@ -45,12 +45,12 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize("metric", ["L2", "IP"])
 def test_an_exact_index_of_faiss_gives_the_hits_of_our_search(index, features, queries, metric):
-    assert_same(index.search(queries, 15, SEEDS, knn=flat(features, metric)), index.search(queries, 15, SEEDS))
+    assert_same(index.search(queries, 15, SEEDS, seed_index=flat(features, metric)), index.search(queries, 15, SEEDS))
 
 
 def test_only_ids_count_not_the_length_of_its_vectors(index, features, queries):
     # Twice as long: distances are others, the order is the same.
-    found = index.search(2 * queries, 15, SEEDS, knn=flat(2 * features))
+    found = index.search(2 * queries, 15, SEEDS, seed_index=flat(2 * features))
     assert_same(found, index.search(queries, 15, SEEDS))
 
 
@@ -61,7 +61,7 @@ def test_an_index_over_vectors_before_whitening_gets_them_so(features, queries, 
     rows = whitened.prepare(queries)
     sims = np.einsum("qd,qkd->qk", rows, whitened.features[ids])
     expected = whitened.combine(ids, sims, 5)
-    assert_same(whitened.search(queries, 5, SEEDS, knn=raw), expected)
+    assert_same(whitened.search(queries, 5, SEEDS, seed_index=raw), expected)
 
 
 def test_places_without_a_neighbour_weigh_nothing(index, features, queries):
@@ -70,7 +70,7 @@ def test_places_without_a_neighbour_weigh_nothing(index, features, queries):
             found = nearest(np.ascontiguousarray(x), features, k)
             return found.sims, np.where(np.arange(k) < 3, found.ids, -1)
 
-    assert_same(index.search(queries, 5, SEEDS, knn=Short()), index.search(queries, 5, 3))
+    assert_same(index.search(queries, 5, SEEDS, seed_index=Short()), index.search(queries, 5, 3))
 
 
 class Answers:
@@ -93,12 +93,12 @@ class Answers:
 )
 def test_an_index_of_something_else_is_told(index, queries, knn, told):
     with pytest.raises(InvalidInput, match=told):
-        index.search(queries, 5, SEEDS, knn=knn)
+        index.search(queries, 5, SEEDS, seed_index=knn)
 
 
 def test_queries_with_owners_are_for_combine(index, features, queries):
     with pytest.raises(InvalidParams, match="combine"):
-        index.search(queries, 5, SEEDS, knn=flat(features), owners=np.arange(20) // 2)
+        index.search(queries, 5, SEEDS, seed_index=flat(features), owners=np.arange(20) // 2)
 
 
 def test_seeds_of_a_vector_database(index, features, queries):

@@ -8,7 +8,7 @@ from tests.support.data import curves
 from tests.support.indexes import stored_column
 
 import suffuse
-import suffuse.index.online
+import suffuse.index.search
 from suffuse import Index, InvalidParams, Params
 from suffuse.core.neighbors import nearest
 
@@ -47,7 +47,7 @@ def refined_slowly(index, query, refine, depth):
 
 @pytest.mark.parametrize("depth", [5, 100])
 def test_scores_are_the_cosine_with_the_candidates_own_column(index, monkeypatch, depth):
-    monkeypatch.setattr(suffuse.index.online, "REFINE_DEPTH", depth)
+    monkeypatch.setattr(suffuse.index.search, "REFINE_DEPTH", depth)
     for query in np.random.default_rng(3).standard_normal((5, 10)):
         hits = index.search(query[None], top=20, refine=20)
         candidates, cosines = refined_slowly(index, query, 20, depth)

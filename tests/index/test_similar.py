@@ -10,9 +10,16 @@ from tests.support.indexes import D, N, build_and_open, stored_column, stored_co
 
 import suffuse
 from suffuse import Index, InvalidInput, InvalidParams, Params
-from suffuse.index import similar
-from suffuse.index.online import REFINE_DEPTH
-from suffuse.index.similar import NEGATIVE, search, wanted
+from suffuse.index import search as pipeline
+from suffuse.index.search import NEGATIVE, REFINE_DEPTH, compose, find_seeds
+
+
+def wanted(index, like=(), unlike=(), vectors=None):
+    return compose(index.now, like, unlike, vectors)
+
+
+def search(index, query, *args, allowed=None, **options):
+    return pipeline.search(index.now, query._replace(allowed=allowed), *args, **options)
 
 
 @pytest.fixture(scope="module", params=["uint8", "float32"])
@@ -27,7 +34,7 @@ def pooled_index(gallery, tmp_path_factory):
     """Regions of 20 images whose columns hold images, so that there is a second look."""
     path = tmp_path_factory.mktemp("similar-pooled") / "x.index"
     suffuse.build(gallery, path, Params(k=8, truncation=60, keep=15), owners=np.arange(N) % 20)
-    return Index.open(path).now
+    return Index.open(path)
 
 
 def signed_sum(index, positive, negative, seeds=5):
@@ -166,12 +173,13 @@ def test_regions_that_are_not_wanted_count_against(kind, method, request):
 
 def test_the_second_look_of_regions_takes_the_roots_of_both_sides(pooled_index):
     query = wanted(pooled_index, [4], [7])
-    y = similar.start(pooled_index, query, 5)
+    y = find_seeds(pooled_index.now, query, 5)
     columns = stored_columns(pooled_index, 20)
     plus, minus = (
         np.sqrt(columns[:, y.ids[part]] @ np.abs(y.weights[part])) for part in (y.weights > 0, y.weights < 0)
     )
-    images = pooled_index._stored.images
+    images = pooled_index.now.candidates(np.arange(20))
+    images = images._replace(values=images.values.view(np.float16))
     found = search(pooled_index, query, top=20, seeds=5)
     above = found.scores > 0
     assert above.sum() > 3

@@ -248,7 +248,7 @@ import shutil
 
 def attempt():
     try:
-        return {"resumed": go(jobs=2).resumed}
+        return {"resumed": go(jobs=2).summary.resumed}
     except suffuse.BuildInterrupted as error:
         try:
             suffuse.Index.open(path)

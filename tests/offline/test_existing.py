@@ -6,17 +6,14 @@ import shutil
 
 import numpy as np
 import pytest
-from tests.support.builds import PARAMS, N, directory_bytes, finished_tasks, names_beside
+from tests.support.builds import EXACT_STAGES, PARAMS, N, directory_bytes, finished_tasks, names_beside
 
 from suffuse.core.params import Params
 from suffuse.errors import BuildInterrupted, IndexExists, IndexMissing, InvalidInput, InvalidParams, SuffuseError
 from suffuse.index.index import Index
 from suffuse.offline import build as offline
-from suffuse.offline import runner as stages
+from suffuse.offline import tasks
 from suffuse.offline.build import build
-from suffuse.offline.runner import STAGES
-
-pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")
 
 
 class Stopped(Exception):
@@ -43,7 +40,7 @@ def interrupt(features, path, params=PARAMS, stage="columns", **others):
 # Resuming
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", EXACT_STAGES)
 def test_a_build_cut_short_in_any_stage_leaves_no_index_and_resumes(features, expected, tmp_path, caplog, stage):
     path = tmp_path / "x.index"
     interrupt(features, path, stage=stage)
@@ -66,7 +63,7 @@ def test_finished_blocks_are_not_computed_again(features, expected, tmp_path, mo
         raise AssertionError("this was done already")
 
     for task in ("neighbors_task", "lists_task", "edges_task", "graph_task", "columns_task"):
-        monkeypatch.setattr(stages, task, never)
+        monkeypatch.setattr(tasks, task, never)
     assert build(features, tmp_path / "x.index", PARAMS).resumed == 10
     assert directory_bytes(tmp_path / "x.index") == expected["graph"]
 
@@ -191,7 +188,7 @@ def test_force_replaces_an_index(features, expected, tmp_path):
     assert (held_open.search(features[:5]).ids == before).all()
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", EXACT_STAGES)
 def test_a_forced_build_that_fails_leaves_the_old_index(features, expected, tmp_path, stage):
     path = tmp_path / "x.index"
     build(features[:100], path, PARAMS)
@@ -263,15 +260,15 @@ def test_what_appears_at_the_path_during_a_build_is_not_overwritten(features, ex
 
 
 def test_an_index_that_another_build_finished_in_the_meantime_is_not_overwritten(features, tmp_path, monkeypatch):
-    path, plan = tmp_path / "x.index", offline._plan
+    path, check = tmp_path / "x.index", offline.check_matrix
 
-    def slow_plan(*args):
+    def slow_check(*args):
         # While this build still reads its features, another one begins and ends.
-        monkeypatch.setattr(offline, "_plan", plan)
+        monkeypatch.setattr(offline, "check_matrix", check)
         build(features[:100], path, PARAMS)
-        return plan(*args)
+        check(*args)
 
-    monkeypatch.setattr(offline, "_plan", slow_plan)
+    monkeypatch.setattr(offline, "check_matrix", slow_check)
     calls = []
     with pytest.raises(IndexExists):
         build(features, path, PARAMS, progress=lambda *call: calls.append(call))

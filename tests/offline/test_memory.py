@@ -20,6 +20,10 @@ from suffuse.offline.tasks import block_rows
 SIZES = {"shard_rows": 12_288, "block_rows": 2048}
 
 
+def sizes_of(n):
+    return {"shard_rows": shard_starts(n, block_rows(n)).step, "block_rows": block_rows(n)}
+
+
 @given(n=st.integers(1, 10**7), dimensions=st.integers(1, 4096), jobs=st.integers(1, 64), more=st.integers(1, 1000))
 def test_more_of_anything_needs_no_less(n, dimensions, jobs, more):
     params = Params()
@@ -31,13 +35,14 @@ def test_more_of_anything_needs_no_less(n, dimensions, jobs, more):
 
 @given(n=st.integers(1, 10**6), jobs=st.integers(1, 16), share=st.floats(0.0, 2.0))
 def test_as_many_threads_as_fit(n, jobs, share):
-    one, all_ = (needed(n, 512, Params(), threads, **SIZES) / GIGABYTE for threads in (1, jobs))
+    sizes = sizes_of(n)
+    one, all_ = (needed(n, 512, Params(), threads, **sizes) / GIGABYTE for threads in (1, jobs))
     gigabytes = one + share * (all_ - one)
-    threads = threads_that_fit(gigabytes * (1 + 1e-9), n, 512, Params(), jobs, **SIZES)
+    threads = threads_that_fit(gigabytes * (1 + 1e-9), n, 512, Params(), jobs)
     assert 1 <= threads <= jobs
-    assert needed(n, 512, Params(), threads, **SIZES) <= gigabytes * GIGABYTE * (1 + 1e-6)
+    assert needed(n, 512, Params(), threads, **sizes) <= gigabytes * GIGABYTE * (1 + 1e-6)
     if threads < jobs:
-        assert needed(n, 512, Params(), threads + 1, **SIZES) > gigabytes * GIGABYTE
+        assert needed(n, 512, Params(), threads + 1, **sizes) > gigabytes * GIGABYTE
 
 
 def test_a_build_that_does_not_fit_is_refused_with_what_it_needs(tmp_path):
@@ -67,7 +72,7 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).g
 def test_a_build_stays_below_the_memory_it_was_given(tmp_path, truncation):
     features = clusters(np.random.default_rng(0), 12_000, 512, count=200)
     np.save(tmp_path / "features.npy", features)
-    sizes = {"shard_rows": shard_starts(12_000, block_rows(12_000)).step, "block_rows": block_rows(12_000)}
+    sizes = sizes_of(12_000)
     bound = needed(12_000, 512, Params(truncation=truncation), 1, **sizes, given=features.nbytes) / GIGABYTE
     arguments = [tmp_path / "features.npy", tmp_path / "x.index", str(truncation), f"{bound + 1e-6:.6f}"]
     answer = subprocess.run([sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True)

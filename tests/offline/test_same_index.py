@@ -15,25 +15,20 @@ from tests.support.builds import PARAMS, SUPPORTS, N, directory_bytes, with_supp
 from tests.support.data import curves, duplicated
 
 from suffuse.errors import BuildInterrupted
-from suffuse.offline import column_tasks as column_blocks
-from suffuse.offline import runner as stages
-from suffuse.offline import tasks as blocks
+from suffuse.offline import tasks
 from suffuse.offline.build import build
 from suffuse.store.files import write_array
 
-pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")
-
 
 def use_blocks_of(monkeypatch, rows):
-    for module in (blocks, column_blocks, stages):
-        monkeypatch.setattr(module, "block_rows", lambda _: rows)
+    monkeypatch.setattr(tasks, "block_rows", lambda _: rows)
 
 
 @pytest.mark.parametrize("rows", [64, 136])
 def test_blocks_do_not_change_a_build_with_drafts(features, tmp_path, monkeypatch, rows):
     params = with_support("graph", truncation=400)
     summary = build(features, tmp_path / "a.index", params)
-    assert {"drafts", "draft"} <= summary.seconds.keys()
+    assert {"drafts", "supports"} <= summary.seconds.keys()
     use_blocks_of(monkeypatch, rows)
     build(features, tmp_path / "b.index", params, jobs=3)
     assert directory_bytes(tmp_path / "a.index") == directory_bytes(tmp_path / "b.index")

@@ -37,9 +37,9 @@ def check(server, path, schema):
     opened = Index.open(path)
     done = export_index(path, server.url, schema)
     queries = curves(np.random.default_rng(5), 12, D)
-    ids = opened.ids.shown()
+    ids = opened.ids.list_visible()
     sims = np.full((12, opened.manifest.next_id), np.nan)
-    sims[:, ids] = opened.prepare(queries) @ opened.features[opened.ids.places(ids)].T
+    sims[:, ids] = opened.prepare(queries) @ opened.features[opened.ids.find_rows(ids)].T
     with PostgresIndex(server.url, schema) as index:
         assert len(index) == len(opened) == done.images
         for top in (10, len(opened)):
@@ -56,18 +56,18 @@ def check(server, path, schema):
 
 def test_a_changed_index_is_found_as_it_is_by_its_own_ids(server, changed):
     opened = check(server, changed, "changed")
-    assert not set(REMOVED) & set(opened.ids.shown().tolist())
-    assert set(REPLACED) < set(opened.ids.shown().tolist())
+    assert not set(REMOVED) & set(opened.ids.list_visible().tolist())
+    assert set(REPLACED) < set(opened.ids.list_visible().tolist())
 
 
 def test_a_compacted_index_keeps_its_ids_in_the_database(server, changed, tmp_path):
     import shutil
 
     copy = shutil.copytree(changed, tmp_path / "copy.index")
-    before = Index.open(copy).ids.shown()
+    before = Index.open(copy).ids.list_visible()
     Index.open(copy).compact()
     opened = check(server, copy, "compacted")
-    np.testing.assert_array_equal(opened.ids.shown(), before)
+    np.testing.assert_array_equal(opened.ids.list_visible(), before)
     assert "ids.npy" in opened.manifest.files
 
 
@@ -92,6 +92,6 @@ def test_an_index_without_images_is_an_export_without_hits(server, tmp_path):
 
 
 def test_ids_that_the_tables_cannot_hold_are_refused(server, changed, monkeypatch):
-    monkeypatch.setattr(export, "_LARGEST", N)
+    monkeypatch.setattr(export, "LARGEST", N)
     with pytest.raises(InvalidInput, match=rf"has an image \d+; ids above {N} cannot be exported"):
         export_index(changed, server.url, "large")

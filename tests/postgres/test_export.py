@@ -17,10 +17,10 @@ from tests.support.postgres import LOCKED
 
 import suffuse
 from suffuse import Index, IndexBroken, InvalidInput, InvalidParams, Params
-from suffuse.core.columns import Entries
+from suffuse.core.columns import Columns
 from suffuse.errors import DatabaseProblem
-from suffuse.postgres import PostgresIndex, export, export_index, rows
-from suffuse.postgres.tables import NAMES
+from suffuse.postgres import PostgresIndex, export, export_index
+from suffuse.postgres.schema import NAMES
 
 N, D = 120, 10
 PARAMS = Params(k=8, truncation=60, keep=20)
@@ -231,7 +231,7 @@ def test_a_schema_of_another_program_is_left_alone(server, two):
     server.run("CREATE SCHEMA theirs")
     server.run("CREATE TABLE theirs.items (id integer)")
     with pytest.raises(
-        DatabaseProblem, match=r"'theirs' holds 'items', which is not of an export; choose another --schema"
+        DatabaseProblem, match=r"'theirs' holds 'items', which is not of an export; choose another schema"
     ):
         export_index(two[0], server.url, "theirs")
     assert tables(server, "theirs") == {"items"}
@@ -322,11 +322,11 @@ def test_the_statements_of_the_documentation_run(server, tmp_path):
 
 
 def test_a_column_without_entries_is_an_empty_array(server):
-    columns = Entries(np.array([0, 0, 2]), np.array([7, 3], np.int32), np.array([0.5, 0.25], np.float32))
+    columns = Columns.of(np.array([0, 0, 2]), np.array([7, 3], np.int32), np.array([0.5, 0.25], np.float32))
     with psycopg.connect(server.url) as connection:
         connection.execute("CREATE TEMPORARY TABLE few (id integer, rows integer[], entries real[])")
         with connection.cursor() as cursor, cursor.copy("COPY few FROM STDIN (FORMAT BINARY)") as copy:
-            copy.write(rows.HEADER + b"".join(rows.column_rows(4, columns)) + rows.TRAILER)
+            copy.write(export.HEADER + export.encode_columns(np.array([4, 5]), columns) + export.TRAILER)
         found = connection.execute("SELECT * FROM few ORDER BY id").fetchall()
     assert found == [(4, [], []), (5, [7, 3], [0.5, 0.25])]
 
@@ -334,4 +334,4 @@ def test_a_column_without_entries_is_an_empty_array(server):
 @pytest.mark.parametrize("item", [{"name": "\ud800"}, {"size": float("nan")}])
 def test_an_item_that_is_no_text_is_named(item):
     with pytest.raises(InvalidInput, match="image 3 cannot be written"):
-        rows.item_fields(item, 3)
+        export.encode_item(item, 3)

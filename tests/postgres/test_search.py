@@ -10,7 +10,7 @@ from tests.support.postgres import assert_same_ranking
 import suffuse
 from suffuse import Index, InvalidInput, InvalidParams, Params
 from suffuse.errors import DatabaseProblem
-from suffuse.index import similar
+from suffuse.index import search as similar
 from suffuse.index.explain import explain
 from suffuse.postgres import PostgresIndex, export_index
 
@@ -32,7 +32,7 @@ def items(count):
 def exported(server, folder, name, features, params):
     suffuse.build(features, folder / f"{name}.index", params, names=items(len(features)))
     export_index(folder / f"{name}.index", server.url, f"search {name}")
-    return Index.open(folder / f"{name}.index").now, PostgresIndex(server.url, f"search {name}")
+    return Index.open(folder / f"{name}.index"), PostgresIndex(server.url, f"search {name}")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -77,11 +77,11 @@ def test_a_filter_leaves_out_hits_and_changes_nothing_else(both, queries):
 def test_contributions_are_those_of_the_index(both, queries):
     index, database = both
     for query in queries:
-        y = similar.start(index, similar.wanted(index, vectors=index.prepare(query[None])), 10)
+        y = similar.find_seeds(index.now, similar.compose(index.now, vectors=index.prepare(query[None])), 10)
         hits = index.search(query[None], N, refine=0)
         # The best hit, one in the middle, and one that was not reached.
         for item in hits.ids[0][[0, 8, N - 1]].tolist():
-            told, expected = database.explain(query, item, exact=True), explain(index, y, item).contributions
+            told, expected = database.explain(query, item, exact=True), explain(index.now, y, item).contributions
             assert [one.seed for one in told] == [one.seed for one in expected]
             for ours, theirs in zip(told, expected, strict=True):
                 np.testing.assert_allclose(ours[1:], theirs[1:], rtol=1e-4, atol=1e-9)

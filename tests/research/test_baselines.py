@@ -1,6 +1,7 @@
 """Each baseline of whole images equals its slow, obvious twin in reference_baselines.py, and ranks by one rule."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -9,13 +10,13 @@ from hypothesis import strategies as st
 from tests.support import reference
 from tests.support import reference_baselines as twin
 from tests.support.data import clusters, curves, duplicated, scattered, seeds_of_rng, unit
-from tests.support.worlds import EXACT, IMAGES, OWNERS, PARAMS, D, N, assert_ranks, scores_by_id, world_of
+from tests.support.worlds import IMAGES, OWNERS, PARAMS, D, N, assert_ranks, scores_by_id, world_of
 
 from suffuse.core.neighbors import nearest
 from suffuse.core.regions import Regions
+from suffuse.errors import MissingExtra
 from suffuse.research import baselines
-from suffuse.research.baselines import expansion, spectral
-from suffuse.research.baselines.ranking import Scored, positive_first
+from suffuse.research.baselines import Solution, fill_by_cosine
 
 GLOBAL = ["knn", "aqe", "alpha-qe", "dba", "online", "online-early", "online-late", "spectral"]
 DIFFUSED = ["online", "online-early", "online-late", "spectral"]
@@ -37,7 +38,7 @@ def test_positive_scores_come_first_and_the_rest_follows_by_cosine(seed, top):
     features, query = duplicated(rng, 40, 6, distinct=15), scattered(rng, 1, 6)
     ids = rng.permutation(40)[: rng.integers(0, 41)].astype(np.uint32)
     scores = rng.integers(-2, 4, size=len(ids)) / 4
-    found = positive_first([Scored(ids, scores)], query, features, top)
+    found = fill_by_cosine([Solution(ids, scores)], query, features, top)
     everyone = np.zeros(40)
     everyone[ids] = scores
     expected = twin.ranked(everyone, reference.similarities(query, features)[0])[:top]
@@ -76,8 +77,8 @@ def test_features_may_be_mapped_read_only(world, queries, name, tmp_path):
     def ranking(features, owners):
         if name in GLOBAL:
             return dataclasses.replace(world, features=features).method(name).rank(queries, 20)
-        method = baselines.RMatch if name == "r-match" else baselines.RMatchExpansion
-        return method(Regions(features, owners, IMAGES)).rank(queries, np.array([0, 5, len(queries)]), 20)
+        method = baselines.RMatch(Regions(features, owners, IMAGES), expand=10 if name == "r-match-aqe" else 0)
+        return method.rank(queries, np.array([0, 5, len(queries)]), 20)
 
     mapped, plain = ranking(features, owners), ranking(world.features, OWNERS)
     np.testing.assert_array_equal(mapped.ids, plain.ids)
@@ -111,22 +112,13 @@ def test_expanded_queries_equal_their_definition(seed, expand, alpha):
     rng = np.random.default_rng(seed)
     features, queries = clusters(rng, 40, 6), scattered(rng, 5, 6)
     expected = twin.expanded(queries, features, *reference.nearest(queries, features, expand), alpha)
-    np.testing.assert_allclose(expansion.expand_queries(queries, features, expand, alpha), expected, atol=2e-6)
+    np.testing.assert_allclose(baselines.expand_queries(queries, features, expand, alpha), expected, atol=2e-6)
 
 
 def test_a_ranking_by_expanded_queries_is_their_plain_ranking(world, queries):
     expected = twin.expanded(queries, world.features, *reference.nearest(queries, world.features, 10), 0.0)
-    found = baselines.average_query_expansion(queries, world.features, N)
+    found = baselines.QueryExpansion(world.features).rank(queries, N)
     assert found.ids.tolist() == reference.nearest(expected.astype(np.float32), world.features, N)[0].tolist()
-
-
-def test_with_alpha_zero_weighted_expansion_is_the_average(world, queries):
-    average = baselines.average_query_expansion(queries, world.features, N, 7)
-    weighted = baselines.alpha_query_expansion(queries, world.features, N, 7, alpha=0.0)
-    np.testing.assert_array_equal(average.ids, weighted.ids)
-    np.testing.assert_array_equal(average.sims, weighted.sims)
-    ranking = baselines.QueryExpansion(world.features, 7).rank(queries, N)
-    np.testing.assert_array_equal(ranking.ids, average.ids)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 3.0])
@@ -138,13 +130,13 @@ def test_augmented_elements_are_the_sum_of_themselves_and_their_neighbours_whate
     found = baselines.augment_database(world.features, world.neighbors, 5, alpha)
     np.testing.assert_allclose(found, expected, atol=2e-6)
     assert found.dtype == np.float32
-    monkeypatch.setattr(expansion, "_BLOCK_ROWS", 7)
+    monkeypatch.setattr(baselines, "_BLOCK_ROWS", 7)
     np.testing.assert_array_equal(baselines.augment_database(world.features, world.neighbors, 5, alpha), found)
 
 
 def test_a_vector_that_its_neighbour_cancels_out_stays_what_it_was():
     features = np.array([[1, 0], [1, 0]], np.float32)
-    found = expansion.expand_queries(-features[:1], features, 1, alpha=0.0)
+    found = baselines.expand_queries(-features[:1], features, 1, alpha=0.0)
     np.testing.assert_array_equal(found, -features[:1])
 
 
@@ -154,11 +146,10 @@ def test_a_vector_that_its_neighbour_cancels_out_stays_what_it_was():
 def test_online_diffusion_is_the_exact_inverse_times_the_seeds(world, queries):
     y = np.stack([twin.seeded(query, world.features, 5, PARAMS.gamma) for query in queries])
     expected = y @ reference.inverse(PARAMS.alpha * world.dense_s)
-    found = baselines.online_diffusion(
-        world.alpha_s, nearest(queries, world.features, 5), PARAMS.gamma, EXACT, PARAMS.tolerance
-    )
-    np.testing.assert_allclose(np.stack([f.scores for f in found]), expected, rtol=1e-6, atol=1e-9)
-    ranking = world.method("online").rank(queries, N)
+    method = world.method("online")
+    found = method.solve(nearest(queries, world.features, 5))
+    np.testing.assert_allclose(np.stack([solution.f for solution in found]), expected, rtol=1e-6, atol=1e-9)
+    ranking = method.rank(queries, N)
     assert_ranks(ranking, expected, reference.similarities(queries, world.features))
     assert 0 < (ranking.scores == 0).sum() < ranking.scores.size
 
@@ -206,7 +197,7 @@ def test_spectral_ranking_filters_the_first_eigenvectors_of_each_component(world
     y = [twin.seeded(query, world.features, 5, PARAMS.gamma) for query in queries]
     expected = np.stack([twin.filtered(world.dense_s, PARAMS.alpha, row, rank) for row in y])
     found = np.zeros((len(queries), N))
-    for row, (ids, scores) in zip(found, method.filter(nearest(queries, world.features, 5)), strict=True):
+    for row, (ids, scores) in zip(found, method.solve(nearest(queries, world.features, 5)), strict=True):
         row[ids] = scores
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
@@ -228,17 +219,18 @@ def test_lanczos_and_the_dense_algorithm_agree_and_repeat(monkeypatch):
     def scores():
         found = np.zeros((4, N))
         method = baselines.Spectral.build(made.features, made.s, PARAMS, 6, 5)
-        for row, (ids, values) in zip(found, method.filter(seeds), strict=True):
+        for row, (ids, values) in zip(found, method.solve(seeds), strict=True):
             row[ids] = values
         return found
 
     dense = scores()
-    monkeypatch.setattr(spectral, "_DENSE_UP_TO", 1)
+    monkeypatch.setattr(baselines, "_DENSE_UP_TO", 1)
     sparse = scores()
     np.testing.assert_allclose(sparse, dense, atol=2e-6)
     np.testing.assert_array_equal(scores(), sparse)
 
 
-def test_every_baseline_can_be_imported_from_the_package():
-    for name in baselines.__all__:
-        assert getattr(baselines, name).__doc__, name
+def test_spectral_ranking_without_scipy_names_the_extra(world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.sparse.csgraph", None)
+    with pytest.raises(MissingExtra, match=r"scipy is not installed; .*pip install 'suffuse\[research\]'"):
+        world.method("spectral")

@@ -37,7 +37,7 @@ def test_r_match_by_hand():
     gallery = Regions(np.array([[1, 0], [0, 1], [0.6, 0.8]], np.float32), np.array([0, 2, 0], np.int32), 3)
     query = np.array([[1, 0], [0, 1]], np.float32)
     # Image 0: best 1 for the first region, 0.8 for the second; image 2: 0 and 1; image 1 has no regions.
-    ranking = baselines.r_match(query, np.array([0, 2]), gallery, 3)
+    ranking = baselines.RMatch(gallery).rank(query, np.array([0, 2]), 3)
     assert ranking.ids.tolist() == [[0, 2, 1]]
     np.testing.assert_allclose(ranking.scores, [[1.8, 1.0, -np.inf]])
 
@@ -69,7 +69,7 @@ def test_r_match_with_expansion_is_r_match_of_the_expanded_regions(world, region
     ids, sims = reference.nearest(query, world.features, 10)
     better = twin.expanded(query, world.features, ids, sims, 0.0).astype(np.float32)
     expected = np.stack([reference.match(better[a:b], world.features, OWNERS, IMAGES) for a, b in [(0, 3), (3, 4)]])
-    ranking = baselines.RMatchExpansion(regions).rank(query, ptr, IMAGES)
+    ranking = baselines.RMatch(regions, expand=10).rank(query, ptr, IMAGES)
     np.testing.assert_array_equal(ranking.ids, np.argsort(-expected, axis=1, kind="stable"))
     np.testing.assert_allclose(ranking.scores[:, :-1], -np.sort(-expected, axis=1)[:, :-1], atol=1e-5)
 
@@ -101,18 +101,9 @@ def test_weights_of_generalised_max_pooling_count_equal_regions_once():
     np.testing.assert_allclose(pooling_weights(gallery), [1 / 6] * 5 + [1 / 2], rtol=1e-6)
 
 
-@pytest.mark.parametrize("slicing", ["early", "late"])
-@pytest.mark.parametrize("pooling", [np.add, np.maximum])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_regional_diffusion_equals_a_dense_solution_on_the_regions_of_the_nearest_images(
-    world, regions, images, slicing, pooling, weighted
-):
+def test_regional_diffusion_equals_a_dense_solution_on_the_regions_of_the_nearest_images(world, regions, images):
     params = dataclasses.replace(PARAMS, truncation=12)
-    weights = pooling_weights(regions) if weighted else None
-    graph = world.a if slicing == "early" else world.alpha_s
-    method = baselines.OnlineRegional(
-        images, regions, graph, params, 9, EXACT, slicing=slicing, pooling=pooling, weights=weights
-    )
+    method = baselines.OnlineRegional(images, regions, world.a, params, 9, EXACT)
     rng = np.random.default_rng(9)
     query, ptr = grouped(rng, [3, 1, 4])
     queries = scattered(rng, 3, 7)
@@ -120,14 +111,10 @@ def test_regional_diffusion_equals_a_dense_solution_on_the_regions_of_the_neares
     for q, bound in enumerate(reference.nearest(queries, images, 12)[0]):
         rows = np.flatnonzero(np.isin(OWNERS, bound))
         y = twin.regional_seeds(query[ptr[q] : ptr[q + 1]], world.features, rows, 9, PARAMS.gamma)
-        if slicing == "early":
-            f = twin.solved_early(world.dense_a, PARAMS.alpha, rows, y)
-        else:
-            f = twin.solved(PARAMS.alpha * world.dense_s, rows, y)
-        f = f * weights if weighted else f
+        f = twin.solved_early(world.dense_a, PARAMS.alpha, rows, y)
         for image in bound:
             if image in OWNERS:
-                expected[q, image] = pooling.reduce(f[image == OWNERS])
+                expected[q, image] = f[image == OWNERS].sum()
     ranking = method.rank(query, ptr, IMAGES, queries)
     assert_ranks(ranking, expected, reference.similarities(queries, images))
     for q in range(3):

@@ -87,6 +87,6 @@ def test_a_result_that_cannot_be_written_is_one_clear_line(suffuse, tmp_path):
 
 
 def test_a_machine_that_does_not_name_its_processor_is_named_by_its_kind(monkeypatch):
-    assert bench.cpu_name()
+    assert bench.name_cpu()
     monkeypatch.setattr("pathlib.Path.read_text", lambda _: (_ for _ in ()).throw(FileNotFoundError()))
-    assert bench.cpu_name()
+    assert bench.name_cpu()

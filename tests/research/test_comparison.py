@@ -10,11 +10,11 @@ from tests.support.data import clusters, unit
 from suffuse.core.params import Params
 from suffuse.errors import InvalidInput, InvalidParams
 from suffuse.index.index import Index
-from suffuse.research.comparison import advise, compare, pick, queries_of
-from suffuse.research.datasets import Dataset
+from suffuse.research.comparison import advise, compare
+from suffuse.research.datasets import Dataset, Regional
 from suffuse.research.evaluation import average_precision, judge
-from suffuse.research.methods import METHODS, Setting, Workshop, available, prepare, scaled
-from suffuse.research.tuning import WORTH_IT, Point, halves, pareto, tune
+from suffuse.research.methods import METHODS, Queries, Setting, Workshop, list_available, prepare, scale_scores
+from suffuse.research.tuning import WORTH_IT, Point, find_pareto, split_queries, tune
 
 IMAGES, CLASSES, PER_IMAGE = 60, 5, 3
 SETTING = Setting(
@@ -42,8 +42,10 @@ def dataset():
     return Dataset(
         "made up", features, queries, {"classic": judged}, "official",
         [f"image {i}" for i in range(IMAGES)], [f"query {q}" for q in range(10)],
-        regions=regions(features), region_owners=np.repeat(np.arange(IMAGES), PER_IMAGE).astype(np.int32),
-        query_regions=regions(queries), query_region_owners=np.repeat(np.arange(10), PER_IMAGE).astype(np.int32),
+        Regional(
+            regions(features), np.repeat(np.arange(IMAGES), PER_IMAGE).astype(np.int32),
+            regions(queries), np.repeat(np.arange(10), PER_IMAGE).astype(np.int32),
+        ),
     )  # fmt: skip
 
 
@@ -55,7 +57,7 @@ def shop(dataset, tmp_path_factory):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gives_a_full_ranking_that_beats_chance(shop, dataset, name):
     prepared = prepare(name, shop)
-    ranking = prepared.rank(queries_of(dataset), IMAGES)
+    ranking = prepared.rank(Queries.of(dataset), IMAGES)
     judged = dataset.protocols["classic"]
     scores = [average_precision(ids, judged[q].positives) for q, ids in enumerate(ranking.ids)]
     assert np.mean(scores) > 0.6  # chance is 0.2
@@ -66,8 +68,8 @@ def test_every_method_gives_a_full_ranking_that_beats_chance(shop, dataset, name
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_answers_a_query_alone_as_among_others(shop, dataset, name):
-    prepared, queries = prepare(name, shop), queries_of(dataset)
-    together, alone = prepared.rank(queries, 10), prepared.rank(pick(queries, 3, 4), 10)
+    prepared, queries = prepare(name, shop), Queries.of(dataset)
+    together, alone = prepared.rank(queries, 10), prepared.rank(queries.take(3, 4), 10)
     np.testing.assert_array_equal(alone.ids[0], together.ids[3])
     np.testing.assert_allclose(alone.scores[0], together.scores[3], rtol=1e-5)
 
@@ -76,7 +78,7 @@ def test_named_methods_of_the_core_are_what_the_index_answers(shop, dataset):
     index = Index.open(shop.folder / "graph.index")
     for name, refine in (("graph", 0), ("refined", 20)):
         expected = index.search(dataset.queries, 12, 4, refine=refine)
-        found = prepare(name, shop).rank(queries_of(dataset), 12)
+        found = prepare(name, shop).rank(Queries.of(dataset), 12)
         np.testing.assert_array_equal(found.ids, expected.ids)
     assert prepare("features", shop) is not None
     paper = Index.open(shop.folder / "features.index").params
@@ -84,10 +86,10 @@ def test_named_methods_of_the_core_are_what_the_index_answers(shop, dataset):
 
 
 def test_matched_walks_from_the_best_matches_of_regions(shop, dataset):
-    queries = queries_of(dataset)
+    queries = Queries.of(dataset)
     matched, found = prepare("r-match", shop).rank(queries, IMAGES), prepare("matched", shop).rank(queries, IMAGES)
     seeds, sims = matched.ids[:, : SETTING.seeds], matched.scores[:, : SETTING.seeds]
-    expected = shop.graph_index[0].combine(seeds, np.maximum(sims, 0), IMAGES, refine=SETTING.refine)
+    expected = shop.graph_index.combine(seeds, np.maximum(sims, 0), IMAGES, refine=SETTING.refine)
     for q in range(len(found.ids)):
         reached = expected.ids[q] >= 0
         assert found.ids[q][reached].tolist() == expected.ids[q][reached].tolist()
@@ -97,10 +99,10 @@ def test_matched_walks_from_the_best_matches_of_regions(shop, dataset):
 
 
 def test_fusion_is_the_weighted_mean_of_scaled_scores(shop, dataset):
-    queries, weight = queries_of(dataset), SETTING.weight
-    ours, theirs = (scaled(prepare(name, shop).rank(queries, IMAGES)) for name in ("matched", "regional-refined"))
+    queries, weight = Queries.of(dataset), SETTING.weight
+    ours, theirs = (scale_scores(prepare(name, shop).rank(queries, IMAGES)) for name in ("matched", "regional-refined"))
     assert ours.max(axis=1) == pytest.approx(np.ones(10))
-    fused = scaled(prepare("fusion", shop).rank(queries, IMAGES))
+    fused = scale_scores(prepare("fusion", shop).rank(queries, IMAGES))
     expected = (1 - weight) * ours + weight * theirs
     np.testing.assert_allclose(fused, expected / expected.max(axis=1, keepdims=True), rtol=1e-4)
 
@@ -108,9 +110,10 @@ def test_fusion_is_the_weighted_mean_of_scaled_scores(shop, dataset):
 def test_regional_scores_can_be_pooled_otherwise(dataset, tmp_path):
     for pooling in ("max", "gmp"):
         shop = Workshop(dataset, replace(SETTING, pooling=pooling), tmp_path)
-        found = prepare("regional", shop).rank(queries_of(dataset), 10)
+        found = prepare("regional", shop).rank(Queries.of(dataset), 10)
+        _, _, regions, owners = dataset.regional
         expected = Index.open(tmp_path / "unpooled.index").search(
-            dataset.query_regions, 10, SETTING.regional_seeds, owners=dataset.query_region_owners, pooling=pooling
+            regions, 10, SETTING.regional_seeds, owners=owners, pooling=pooling
         )
         np.testing.assert_array_equal(found.ids, expected.ids)
 
@@ -122,7 +125,7 @@ def test_a_comparison_tells_quality_time_size_and_gain(shop, dataset):
     scores = [
         average_precision(ids, judged.positives)
         for ids, judged in zip(
-            prepare("graph", shop).rank(queries_of(dataset), IMAGES).ids, dataset.protocols["classic"], strict=True
+            prepare("graph", shop).rank(Queries.of(dataset), IMAGES).ids, dataset.protocols["classic"], strict=True
         )
     ]
     assert ours.quality["classic"] == pytest.approx(100 * np.mean(scores), abs=1e-3)
@@ -139,9 +142,9 @@ def test_a_comparison_tells_quality_time_size_and_gain(shop, dataset):
 def test_an_unknown_method_and_missing_regions_are_named(shop, dataset, tmp_path):
     with pytest.raises(InvalidParams, match="method 'best' is unknown; known are: knn, aqe"):
         prepare("best", shop)
-    without = dataset._replace(regions=None, region_owners=None)
-    assert "regional" not in available(without)
-    assert "regional" in available(dataset)
+    without = dataset._replace(regional=None)
+    assert "regional" not in list_available(without)
+    assert "regional" in list_available(dataset)
     with pytest.raises(InvalidParams, match="made up has no regional features"):
         prepare("regional", Workshop(without, SETTING, tmp_path))
 
@@ -159,12 +162,12 @@ def test_k_larger_than_a_typical_class_is_warned_of():
 
 
 def test_many_isolated_elements_are_warned_of():
-    (warning,) = advise({**GRAPH, "isolated": 300}, 1000, 50)
+    (warning,) = advise({**GRAPH, "isolated": 300}, 1000, 50, np.array([100]))
     assert "30% of the elements have no mutual neighbour" in warning
 
 
 def test_a_hub_is_warned_of():
-    (warning,) = advise({**GRAPH, "most_listed": 900}, 1000, 50)
+    (warning,) = advise({**GRAPH, "most_listed": 900}, 1000, 50, np.array([100]))
     assert "among the 50 nearest of 90% of all others" in warning
 
 
@@ -180,11 +183,11 @@ def test_tuning_prefers_the_smaller_index_only_at_equal_quality(dataset):
 
 
 def test_halves_share_no_query(dataset):
-    tuning, judging = halves(dataset)
+    tuning, judging = split_queries(dataset)
     assert sorted(tuning.query_names + judging.query_names) == sorted(dataset.query_names)
     assert len(tuning.queries) == len(tuning.protocols["classic"]) == 5
     with pytest.raises(InvalidInput, match="tuning needs at least 4"):
-        halves(dataset._replace(queries=dataset.queries[:3]))
+        split_queries(dataset._replace(queries=dataset.queries[:3]))
 
 
 def test_pareto_points_are_beaten_by_none():
@@ -192,15 +195,15 @@ def test_pareto_points_are_beaten_by_none():
         return Point({"seeds": 1}, quality, 1.0, 1.0, size)
 
     good, small, dominated = point(80, 100), point(70, 50), point(69, 60)
-    assert list(pareto([good, small, dominated])) == [good, small]
+    assert find_pareto([good, small, dominated]) == [good, small]
 
 
 @pytest.fixture(scope="module")
 def files(dataset, tmp_path_factory):
     """The data set as files, for the command line."""
     folder = tmp_path_factory.mktemp("research")
-    for name in ("features", "queries", "regions", "region_owners", "query_regions", "query_region_owners"):
-        np.save(folder / f"{name}.npy", getattr(dataset, name))
+    for name, rows in {"features": dataset.features, "queries": dataset.queries, **dataset.regional._asdict()}.items():
+        np.save(folder / f"{name}.npy", rows)
     truth = {
         "images": dataset.image_names,
         "queries": [

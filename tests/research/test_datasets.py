@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.dataset_files import IMAGES, pairs, rows, write_pickle
 
 from suffuse.errors import InvalidInput
-from suffuse.research.datasets import Regional, Truth, assemble, class_set, oxford_folder, read_truth
+from suffuse.research.datasets import Regional, Truth, assemble, read_class_set, read_folder, read_truth
 from suffuse.research.evaluation import judge
 
 
@@ -41,7 +41,7 @@ def oxford(tmp_path):
 
 
 def test_an_oxford_folder_is_read_whole(oxford):
-    dataset = oxford_folder(oxford)
+    dataset = read_folder(oxford)
     assert dataset.name == "oxford5k"
     assert dataset.features.shape == (5, 4)
     assert dataset.queries.shape == (2, 4)
@@ -49,13 +49,13 @@ def test_an_oxford_folder_is_read_whole(oxford):
     assert dataset.query_names == ["bodleian_1", "all_souls_1"]
     assert dataset.kind == "official"
     assert {name: pairs(found) for name, found in dataset.protocols.items()} == {"classic": [([1, 2], [4]), ([0], [])]}
-    assert dataset.regions.shape == (7, 3)
-    assert dataset.query_region_owners.tolist() == [0, 0, 1]
+    assert dataset.regional.regions.shape == (7, 3)
+    assert dataset.regional.query_region_owners.tolist() == [0, 0, 1]
     assert dataset.thumbnails == oxford / "thumbs"
 
 
 def test_the_revisited_gallery_leaves_out_what_its_truth_does_not_list_and_matches_by_name(oxford):
-    dataset = oxford_folder(oxford, revisited=True)
+    dataset = read_folder(oxford, revisited=True)
     assert dataset.name == "revisited oxford5k"
     assert dataset.image_names == ["all_souls_1", "oxford_1", "oxford_2", "oxford_3"]
     np.testing.assert_array_equal(dataset.features, np.load(oxford / "gallery_rmac.npy")[[0, 2, 3, 4]])
@@ -63,30 +63,30 @@ def test_the_revisited_gallery_leaves_out_what_its_truth_does_not_list_and_match
     assert pairs(dataset.protocols["easy"])[0] == ([3], [0, 1, 2])
     assert pairs(dataset.protocols["medium"])[0] == ([0, 1, 3], [2])
     assert pairs(dataset.protocols["hard"]) == [([0, 1], [2, 3]), ([0], []), ([], [2])]
-    assert dataset.regions is None  # the file of query regions is that of the other queries
+    assert dataset.regional is None  # the file of query regions is that of the other queries
 
 
 def test_regions_of_images_that_are_left_out_go_with_them(oxford):
     np.save(oxford / "revisited_query_regions.npy", rows(3, d=3))
     np.save(oxford / "revisited_query_region_owners.npy", np.arange(3))
-    dataset = oxford_folder(oxford, revisited=True)
-    np.testing.assert_array_equal(dataset.regions, np.load(oxford / "regions.npy")[[0, 1, 4, 5, 6]])
-    assert dataset.region_owners.tolist() == [0, 0, 1, 2, 3]
-    assert dataset.region_owners.dtype == np.int32
+    dataset = read_folder(oxford, revisited=True)
+    np.testing.assert_array_equal(dataset.regional.regions, np.load(oxford / "regions.npy")[[0, 1, 4, 5, 6]])
+    assert dataset.regional.region_owners.tolist() == [0, 0, 1, 2, 3]
+    assert dataset.regional.region_owners.dtype == np.int32
 
 
 def test_a_folder_without_regions_and_thumbnails_is_fine(oxford):
     (oxford / "regions.npy").unlink()
     (oxford / "thumbs").rmdir()
-    dataset = oxford_folder(oxford)
-    assert dataset.regions is dataset.region_owners is dataset.query_regions is dataset.thumbnails is None
+    dataset = read_folder(oxford)
+    assert dataset.regional is dataset.thumbnails is None
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InvalidInput, match=r"there is no folder .*nowhere"):
-        oxford_folder(tmp_path / "nowhere")
+        read_folder(tmp_path / "nowhere")
     with pytest.raises(InvalidInput, match=r"there is no file .*gallery_rmac\.npy"):
-        oxford_folder(tmp_path)
+        read_folder(tmp_path)
 
 
 TRUTH = Truth(IMAGES, ["q"], {"classic": [judge(np.array([1]), np.array([2]))]})
@@ -204,9 +204,9 @@ def classes(tmp_path):
 
 
 def test_a_class_set_holds_its_queries_out_of_the_gallery(classes):
-    dataset = class_set(classes, 4, np.random.default_rng(0))
+    dataset = read_class_set(classes, 4, np.random.default_rng(0))
     assert (dataset.name, dataset.kind) == ("digits", "classes")
-    assert len(dataset.features) == len(dataset.labels) == 8
+    assert len(dataset.features) == 8
     everyone = np.concatenate([dataset.features, dataset.queries])
     assert sorted(everyone[:, 0]) == list(range(1, 24, 2))
     assert sorted(map(int, dataset.image_names + dataset.query_names)) == list(range(12))
@@ -216,24 +216,24 @@ def test_a_class_set_holds_its_queries_out_of_the_gallery(classes):
 
 
 def test_a_class_set_that_leaves_one_out_keeps_its_queries_as_junk(classes):
-    dataset = class_set(classes, None, np.random.default_rng(0), leave_one_out=True)
+    dataset = read_class_set(classes, 12, np.random.default_rng(0), leave_one_out=True)
     assert len(dataset.features) == len(dataset.queries) == 12
     assert pairs(dataset.protocols["classes"])[4] == ([1, 7, 10], [4])
-    assert len(class_set(classes, 5, np.random.default_rng(0), leave_one_out=True).queries) == 5
+    assert len(read_class_set(classes, 5, np.random.default_rng(0), leave_one_out=True).queries) == 5
 
 
 def test_the_same_generator_chooses_the_same_queries(classes):
-    first, second = (class_set(classes, 4, np.random.default_rng(7)) for _ in range(2))
+    first, second = (read_class_set(classes, 4, np.random.default_rng(7)) for _ in range(2))
     assert first.query_names == second.query_names
 
 
-@pytest.mark.parametrize("queries", [None, 0, 11])
+@pytest.mark.parametrize("queries", [0, 11])
 def test_a_class_set_needs_queries_and_a_gallery(classes, queries):
     with pytest.raises(InvalidInput, match=f"{queries} queries of 12 elements; choose between 1 and 10"):
-        class_set(classes, queries, np.random.default_rng(0))
+        read_class_set(classes, queries, np.random.default_rng(0))
 
 
 def test_a_class_set_without_labels_is_refused(tmp_path):
     np.savez(tmp_path / "x.npz", features=rows(5))
     with pytest.raises(InvalidInput, match="has no labels"):
-        class_set(tmp_path / "x.npz", 2, np.random.default_rng(0))
+        read_class_set(tmp_path / "x.npz", 2, np.random.default_rng(0))

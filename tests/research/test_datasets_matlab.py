@@ -7,7 +7,7 @@ import scipy.io
 from tests.support.dataset_files import IMAGES, pairs, rows, write_pickle
 
 from suffuse.errors import InvalidInput
-from suffuse.research.datasets import mat_set
+from suffuse.research.datasets import read_mat
 
 
 def write_cells(archive, where, matrices):
@@ -40,36 +40,36 @@ def iscen(tmp_path):
 
 
 def test_the_cells_of_iscen_are_read(iscen):
-    dataset = mat_set(iscen / "oxford5k_resnet.mat")
+    dataset = read_mat(iscen / "oxford5k_resnet.mat")
     np.testing.assert_array_equal(dataset.features, rows(7)[:5])
     np.testing.assert_array_equal(dataset.queries, rows(7)[5:])
-    assert (dataset.name, dataset.image_names, dataset.regions) == ("oxford5k_resnet", IMAGES, None)
+    assert (dataset.name, dataset.image_names, dataset.regional) == ("oxford5k_resnet", IMAGES, None)
     assert pairs(dataset.protocols["classic"]) == [([0], [1]), ([2], [])]
 
 
 def test_the_regional_cells_of_iscen_are_read_with_their_owners(iscen):
-    dataset = mat_set(iscen / "oxford5k_resnet.mat", regional=True)
-    assert dataset.region_owners.tolist() == [0, 0, 1, 2, 2, 2, 3, 4]
-    np.testing.assert_array_equal(dataset.regions[3:6], rows(3, seed=3))
-    assert dataset.query_region_owners.tolist() == [0, 0, 1]
-    np.testing.assert_array_equal(dataset.query_regions[:2], rows(2, seed=2))
+    dataset = read_mat(iscen / "oxford5k_resnet.mat", regional=True)
+    assert dataset.regional.region_owners.tolist() == [0, 0, 1, 2, 2, 2, 3, 4]
+    np.testing.assert_array_equal(dataset.regional.regions[3:6], rows(3, seed=3))
+    assert dataset.regional.query_region_owners.tolist() == [0, 0, 1]
+    np.testing.assert_array_equal(dataset.regional.query_regions[:2], rows(2, seed=2))
 
 
 def test_the_larger_galleries_use_the_truth_of_the_smaller_ones(iscen):
     singles = [row[None] for row in rows(8)]
     write_iscen(iscen / "oxford105k_siamac.mat", singles, singles[:2], singles, singles[:2])
-    dataset = mat_set(iscen / "oxford105k_siamac.mat")
+    dataset = read_mat(iscen / "oxford105k_siamac.mat")
     assert dataset.image_names[4:] == ["oxford_3", "distractor 0", "distractor 1", "distractor 2"]
     write_iscen(iscen / "oxford5k_siamac.mat", singles, singles[:2], singles, singles[:2])
     with pytest.raises(InvalidInput, match="8 features, the truth lists 5 images"):
-        mat_set(iscen / "oxford5k_siamac.mat")
+        read_mat(iscen / "oxford5k_siamac.mat")
 
 
 def test_another_truth_can_be_given(iscen):
     (iscen / "gnd_oxford5k.pkl").rename(iscen / "other.pkl")
-    assert len(mat_set(iscen / "oxford5k_resnet.mat", iscen / "other.pkl").queries) == 2
+    assert len(read_mat(iscen / "oxford5k_resnet.mat", iscen / "other.pkl").queries) == 2
     with pytest.raises(InvalidInput, match=r"there is no file .*gnd_oxford5k\.pkl"):
-        mat_set(iscen / "oxford5k_resnet.mat")
+        read_mat(iscen / "oxford5k_resnet.mat")
 
 
 def test_the_columns_of_revisitop_are_read(tmp_path):
@@ -77,7 +77,7 @@ def test_the_columns_of_revisitop_are_read(tmp_path):
     scipy.io.savemat(tmp_path / "roxford5k_resnet_rsfm120k_gem.mat", content)
     truth = [{"easy": [0], "hard": [1], "junk": []}, {"easy": [], "hard": [2], "junk": [3]}]
     write_pickle(tmp_path / "gnd_roxford5k.pkl", truth)
-    dataset = mat_set(tmp_path / "roxford5k_resnet_rsfm120k_gem.mat")
+    dataset = read_mat(tmp_path / "roxford5k_resnet_rsfm120k_gem.mat")
     np.testing.assert_array_equal(dataset.features, rows(5))
     np.testing.assert_array_equal(dataset.queries, rows(2, seed=1))
     assert list(dataset.protocols) == ["easy", "medium", "hard"]
@@ -95,7 +95,7 @@ def test_cells_of_an_odd_shape_are_refused(iscen, cell, words):
     singles = [row[None] for row in rows(5)]
     write_iscen(iscen / "oxford5k_resnet.mat", [singles[0], cell, *singles[2:]], singles[:2], singles, singles[:2])
     with pytest.raises(InvalidInput, match=words):
-        mat_set(iscen / "oxford5k_resnet.mat")
+        read_mat(iscen / "oxford5k_resnet.mat")
 
 
 def test_other_and_damaged_mat_files_are_refused(iscen):
@@ -104,13 +104,13 @@ def test_other_and_damaged_mat_files_are_refused(iscen):
     with h5py.File(file, "w") as archive:
         archive["glob/V"] = rows(3)
     with pytest.raises(InvalidInput, match="has no cells /glob/V"):
-        mat_set(file)
+        read_mat(file)
     scipy.io.savemat(file, {"X": rows(3)})
     with pytest.raises(InvalidInput, match="holds no X and Q"):
-        mat_set(file)
+        read_mat(file)
     for content in (whole[: len(whole) // 2], b"nonsense " * 40, b""):
         file.write_bytes(content)
         with pytest.raises(InvalidInput, match=r"oxford5k_resnet\.mat cannot be read"):
-            mat_set(file)
+            read_mat(file)
     with pytest.raises(InvalidInput, match="there is no file"):
-        mat_set(iscen / "paris6k_resnet.mat")
+        read_mat(iscen / "paris6k_resnet.mat")

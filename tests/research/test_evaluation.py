@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suffuse.errors import InvalidInput
@@ -10,15 +10,15 @@ from suffuse.research.evaluation import (
     Judgement,
     any_found_at,
     average_precision,
-    class_judgements,
     judge,
-    leave_one_out_judgements,
+    judge_classes,
+    judge_leaving_one_out,
+    judge_revisited,
     mean_average_precision,
     mean_average_precision_at,
     paired_bootstrap,
     precision_at,
     precision_at_hits,
-    revisited_protocols,
     share_found_at,
 )
 
@@ -68,6 +68,7 @@ def test_no_positives_give_nan():
     assert np.isnan(precision_at_hits(np.array([False]), 0))
 
 
+@settings(deadline=None)
 @given(st.permutations(range(12)), st.sets(st.integers(0, 11), min_size=1), st.sets(st.integers(0, 11)))
 def test_it_equals_the_official_loop(ranking, positives, junk):
     junk -= positives
@@ -134,6 +135,7 @@ def test_a_ranking_that_lists_a_positive_twice_is_refused():
         mean_average_precision(np.array([[4, 4, 1]]), [judged([4, 1])])
 
 
+@settings(deadline=None)
 @given(st.permutations(range(12)), st.sets(st.integers(0, 11), min_size=1), st.sets(st.integers(0, 11)))
 def test_precision_at_k_equals_the_official_loop(ranking, positives, junk):
     junk -= positives
@@ -176,6 +178,7 @@ def test_k_below_one_is_refused(measure):
         measure(np.array([[0]]), [judged([0])], 0)
 
 
+@settings(deadline=None)
 @given(st.permutations(range(10)), st.sets(st.integers(0, 9), min_size=1), st.integers(1, 12))
 def test_every_measure_lies_between_zero_and_one(ranking, positives, k):
     rankings, truth = np.array([ranking]), [judged(sorted(positives))]
@@ -186,7 +189,7 @@ def test_every_measure_lies_between_zero_and_one(ranking, positives, k):
 
 
 def test_the_revisited_protocols_by_hand():
-    protocols = revisited_protocols([{"easy": np.array([4, 1]), "hard": np.array([2]), "junk": np.array([7])}])
+    protocols = judge_revisited([{"easy": np.array([4, 1]), "hard": np.array([2]), "junk": np.array([7])}])
     assert list(protocols) == ["easy", "medium", "hard"]
     expected = {"easy": ([1, 4], [2, 7]), "medium": ([1, 2, 4], [7]), "hard": ([2], [1, 4, 7])}
     for name, (positives, junk) in expected.items():
@@ -202,19 +205,19 @@ def test_what_is_both_positive_and_junk_is_positive():
 
 def test_class_labels_leave_out_queries_that_nobody_matches():
     rankings = np.array([[0, 1, 2], [2, 1, 0], [0, 1, 2]])
-    truth = class_judgements(np.array([7, 7, 8]), np.array([7, 8, 99]))
+    truth = judge_classes(np.array([7, 7, 8]), np.array([7, 8, 99]))
     scores = mean_average_precision(rankings, truth, "classes")
     assert scores.mean == 1.0
     assert scores.left_out == 1
 
 
 def test_class_labels_may_be_words():
-    (found,) = class_judgements(np.array(["cat", "dog", "cat"]), np.array(["cat"]))
+    (found,) = judge_classes(np.array(["cat", "dog", "cat"]), np.array(["cat"]))
     assert (found.positives.tolist(), found.junk.tolist()) == ([0, 2], [])
 
 
 def test_leave_one_out_makes_the_query_junk_for_itself():
-    first, alone = leave_one_out_judgements(np.array([7, 7, 8, 7]), np.array([1, 2]))
+    first, alone = judge_leaving_one_out(np.array([7, 7, 8, 7]), np.array([1, 2]))
     assert (first.positives.tolist(), first.junk.tolist()) == ([0, 3], [1])
     assert (alone.positives.tolist(), alone.junk.tolist()) == ([], [2])
 

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -14,9 +15,8 @@ from tests.support.data import curves
 from suffuse.core.params import Params
 from suffuse.errors import InvalidInput, MissingExtra
 from suffuse.research import experiments, report
-from suffuse.research import report as figures
-from suffuse.research.datasets import Dataset
-from suffuse.research.evaluation import class_judgements, judge
+from suffuse.research.datasets import Dataset, Regional
+from suffuse.research.evaluation import judge, judge_classes
 from suffuse.research.methods import METHODS, Setting
 
 IMAGES, QUERIES = 150, 12
@@ -29,7 +29,7 @@ def dataset(tmp_path_factory):
     rng = np.random.default_rng(5)
     rows = curves(rng, IMAGES + QUERIES, 8, noise=0.1)
     labels = np.arange(IMAGES + QUERIES) % 3
-    judgements = class_judgements(labels[:IMAGES], labels[IMAGES:])
+    judgements = judge_classes(labels[:IMAGES], labels[IMAGES:])
     judgements = [judge(judged.positives[3:], judged.positives[:3]) for judged in judgements]
     owners, query_owners = np.repeat(np.arange(IMAGES), 2), np.repeat(np.arange(QUERIES), 2)
     thumbnails = tmp_path_factory.mktemp("thumbnails")
@@ -39,11 +39,13 @@ def dataset(tmp_path_factory):
     return Dataset(
         "<small> set", rows[:IMAGES], rows[IMAGES:], {"classic": judgements}, "official", names,
         [f"query & {q}" for q in range(QUERIES)],
-        regions=np.repeat(rows[:IMAGES], 2, axis=0) + rng.normal(scale=0.05, size=(2 * IMAGES, 8)),
-        region_owners=owners.astype(np.int32),
-        query_regions=np.repeat(rows[IMAGES:], 2, axis=0) + rng.normal(scale=0.05, size=(2 * QUERIES, 8)),
-        query_region_owners=query_owners.astype(np.int32),
-        thumbnails=thumbnails,
+        Regional(
+            np.repeat(rows[:IMAGES], 2, axis=0) + rng.normal(scale=0.05, size=(2 * IMAGES, 8)),
+            owners.astype(np.int32),
+            np.repeat(rows[IMAGES:], 2, axis=0) + rng.normal(scale=0.05, size=(2 * QUERIES, 8)),
+            query_owners.astype(np.int32),
+        ),
+        thumbnails,
     )  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def full(dataset, setting, tmp_path_factory):
 @pytest.fixture(scope="module")
 def quick(dataset, setting, tmp_path_factory):
     folder = tmp_path_factory.mktemp("quick")
-    experiments.reproduce(dataset._replace(regions=None), setting, folder, quick=True, pictures=False)
+    experiments.reproduce(dataset._replace(regional=None), setting, folder, quick=True, pictures=False)
     return folder
 
 
@@ -121,17 +123,17 @@ def test_all_truncations_are_measured_and_that_of_the_setting_is_the_tables(full
 def test_each_truncation_has_a_k_nn_of_its_own_minute_beside_it(dataset, setting, tmp_path, monkeypatch):
     shop = experiments.Workshop(dataset, setting, tmp_path)
     (plain,) = experiments.compare(shop, ["knn"])
-    monkeypatch.setattr(experiments, "median_milliseconds", lambda *_: 7.0)
+    monkeypatch.setattr(experiments, "time_query", lambda *_: 7.0)
     rows = experiments.measure_truncation(shop, [plain._replace(milliseconds=0.5)], [30], lambda _: None)
     assert {(row["truncation"], row["knn_milliseconds"]) for row in rows} == {(None, 0.5), (30, 7.0)}
 
 
 def test_truncations_are_cut_to_the_gallery():
-    assert experiments.truncations(30, quick=True) == [30]
-    assert experiments.truncations(30, quick=False) == [30]
-    assert experiments.truncations(500, quick=True) == [100, 300]
-    assert experiments.truncations(5063, quick=False) == [50, 100, 200, 500, 1000, 2000, 5000, 5063]
-    assert experiments.truncations(100_000, quick=False)[-1] == 5000
+    assert experiments.choose_truncations(30, quick=True) == [30]
+    assert experiments.choose_truncations(30, quick=False) == [30]
+    assert experiments.choose_truncations(500, quick=True) == [100, 300]
+    assert experiments.choose_truncations(5063, quick=False) == [50, 100, 200, 500, 1000, 2000, 5000, 5063]
+    assert experiments.choose_truncations(100_000, quick=False)[-1] == 5000
 
 
 def test_a_truncation_that_the_table_has_is_not_measured_again(dataset, setting, tmp_path, monkeypatch):
@@ -146,8 +148,8 @@ def test_times_are_taken_in_turn_and_the_best_round_counts(dataset, setting, tmp
     shop = experiments.Workshop(dataset, setting, tmp_path)
     results = [result._replace(milliseconds=9.0) for result in experiments.compare(shop, ["knn", "graph", "r-match"])]
     times = iter([5.0, 6.0, 4.0, 7.0, 8.0, 3.0, 8.0, 8.0])
-    monkeypatch.setattr(experiments, "median_milliseconds", lambda *_: next(times))
-    again = experiments.steadied([(shop, results[:1]), (shop, results[1:])])
+    monkeypatch.setattr(experiments, "time_query", lambda *_: next(times))
+    again = experiments.time_in_turn([(shop, results[:1]), (shop, results[1:])])
     assert [result.milliseconds for result in again] == [4.0, 3.0, 9.0]
     assert [result.quality for result in again] == [result.quality for result in results]
 
@@ -155,9 +157,9 @@ def test_times_are_taken_in_turn_and_the_best_round_counts(dataset, setting, tmp
 def test_a_busy_machine_is_admitted():
     machine = {"cpu": "x", "cores": 2, "versions": {}}
     raw = {"dataset": {"name": "y", "images": 1, "queries": 1}, "command": "z", "machine": machine, "load": 2.0}
-    assert "other work" not in report.provenance(raw)
-    assert "other work" not in report.provenance({**raw, "load": None})
-    assert "load 7.1" in report.provenance({**raw, "load": 7.1})
+    assert "other work" not in report.describe_run(raw)
+    assert "other work" not in report.describe_run({**raw, "load": None})
+    assert "load 7.1" in report.describe_run({**raw, "load": 7.1})
 
 
 def test_approximate_searches_are_compared_with_the_exact_one(full):
@@ -273,8 +275,8 @@ def test_photographs_are_in_the_page_or_left_out(full, quick):
 def test_a_name_cannot_reach_a_file_outside_the_thumbnails(tmp_path):
     (tmp_path / "thumbs").mkdir()
     (tmp_path / "secret.jpg").write_bytes(JPEG)
-    picture = report._pictures(tmp_path / "thumbs")
-    assert picture("../secret") == picture("missing") == picture(str(tmp_path / "secret")) == ""
+    for name in ("../secret", "missing", str(tmp_path / "secret")):
+        assert report.read_thumbnail(tmp_path / "thumbs", name) == ""
 
 
 def test_marks_are_not_by_colour_alone(full):
@@ -284,30 +286,27 @@ def test_marks_are_not_by_colour_alone(full):
     assert "border-style: dashed" in text
 
 
-def test_published_numbers_stand_beside_ours_for_the_papers_own_sets(dataset, setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiments, "PUBLISHED", {"oxford5k_resnet": {"knn": 12.3}})
+def test_published_numbers_stand_beside_ours_for_the_papers_own_sets(dataset, setting, tmp_path):
     for name, best in (("oxford5k_resnet", 96.2), ("oxford5k", None)):
         named = dataset._replace(name=name)
         shop = experiments.Workshop(named, setting, tmp_path)
         measured = experiments.measure_table(shop, experiments.compare(shop, ["knn", "graph"]))
         assert measured["published_best"] == best
-        raw = {**experiments.header(named, setting, quick=True), **measured}
-        table = report.table1(raw)
-        assert ("published mAP (%)" in table.head) == (best is not None)
-        assert ("12.3" in table.rows[0]) == (best is not None)
+        raw = {**experiments.describe(named, setting, quick=True), **measured}
+        table = report.tabulate_methods(raw)
         assert all(len(row) == len(table.head) for row in table.rows)
-        assert any("96.2" in note for note in report._table_notes(raw)) == (best is not None)
+        assert any("96.2" in note for note in report.describe_table(raw)) == (best is not None)
 
 
 def test_revisited_protocols_have_a_column_each_and_figures_show_medium():
-    assert experiments.main_protocol(["easy", "medium", "hard"]) == "medium"
+    assert experiments.choose_protocol(["easy", "medium", "hard"]) == "medium"
     protocols = ["easy", "hard"]
     result = {
         "method": "graph", "quality": {"easy": 50.0, "hard": 20.0}, "gain": {"easy": [1.0, -1.0, 2.0]},
         "milliseconds": 1.0, "offline_seconds": 2.0, "bytes_per_image": 3000.0,
     }  # fmt: skip
-    raw = {"dataset": {"protocols": protocols, "name": "x"}, "published": {}, "results": [result]}
-    table = report.table1(raw)
+    raw = {"dataset": {"protocols": protocols, "name": "x"}, "results": [result]}
+    table = report.tabulate_methods(raw)
     assert table.head[1:5] == ["mAP easy (%)", "gain easy over k-NN (95%)", "mAP hard (%)", "gain hard over k-NN (95%)"]
     assert table.rows == [["graph", "50.00", "+1.0 (-1.0 to +2.0)", "20.00", "-", "1.00", "2.0", "3,000"]]
 
@@ -322,10 +321,13 @@ def test_a_missing_or_broken_measurement_is_named(tmp_path, content, message):
         report.render(tmp_path)
 
 
-def test_figures_without_matplotlib_name_the_extra(full, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'suffuse\[demo\]'"):
-        figures.draw_all(_read(full, "truncation.json"), _read(full, "approximate.json"))
+@pytest.mark.parametrize("module", ["matplotlib.figure", "jinja2"])
+def test_a_report_without_what_it_needs_names_the_extra(full, dataset, monkeypatch, tmp_path, module):
+    for path in full.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=r"pip install 'suffuse\[research\]'"):
+        report.render(tmp_path)
 
 
 def test_png_figures_are_pictures_of_a_readable_size(full):

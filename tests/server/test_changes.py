@@ -13,7 +13,7 @@ from suffuse import Index, Params
 from suffuse.errors import ChangeFailed
 from suffuse.index import writer as living
 from suffuse.server import Limits
-from suffuse.store.locks import only_writer
+from suffuse.store.locks import lock_writer
 
 TOKEN = {"Authorization": "Bearer open sesame"}
 CHANGES = [
@@ -58,7 +58,7 @@ def wait_for_compaction(client):
 def test_without_a_token_nobody_changes_anything_and_is_told_how(path, method, address, options):
     with serving.serve(path) as client:
         told = client(method, address, 403, **options).json()["error"]
-        assert "--token-file" in told["hint"]
+        assert "with a token" in told["hint"]
         assert "SUFFUSE_TOKEN" in told["hint"]
         assert not client.json("/api/changes")["enabled"]
     assert Index.open(path).manifest.generation == 1
@@ -77,7 +77,7 @@ def test_a_wrong_token_changes_nothing(path, method, address, options):
 def test_a_service_may_be_for_reading_only(path):
     with serve(path, read_only=True) as client:
         for method, address, options in CHANGES:
-            assert "--read-only" in client(method, address, 403, **options).json()["error"]["hint"]
+            assert "not read-only" in client(method, address, 403, **options).json()["error"]["hint"]
 
 
 # --- what they do
@@ -261,7 +261,7 @@ def test_a_service_that_ends_does_not_wait_for_a_compaction(path, monkeypatch):
 
 def test_another_writer_is_waited_for(path):
     with serve(path) as client:
-        with only_writer(path):
+        with lock_writer(path):
             for method, address, options in CHANGES[:3]:
                 answer = client(method, address, 409, **options)
                 assert answer.headers["retry-after"]

@@ -7,11 +7,12 @@ from tests.support.serving import EXPORTED, D, N, check_hits, ids, name_of
 
 import suffuse
 from suffuse import Index, Params
-from suffuse.index import similar
+from suffuse.index import search as similar
 from suffuse.index.explain import explain
 from suffuse.postgres import export_index
 from suffuse.server import Limits
 from suffuse.server.database import NO_GRAPH, DatabaseEngine
+from suffuse.server.queries import Queries
 
 pytest_plugins = ["tests.support.exported"]
 
@@ -42,7 +43,7 @@ def client(server, paths, kind):
 def test_hits_are_those_of_the_index(client, index, method, positive, negative):
     for top, seeds in ((12, 4), (N, 10), (1000, 1000)):
         answer = client.search(positive=positive, negative=negative, top=top, seeds=seeds, method=method)
-        query = similar.wanted(index, positive, negative)
+        query = similar.compose(index, positive, negative)
         check_hits(answer, similar.search(index, query, top, seeds, method=method, refine=0), method)
         assert not {*positive, *negative} & set(ids(answer, method))
         assert answer["took_ms"] >= answer["results"][method]["took_ms"] > 0
@@ -59,11 +60,10 @@ def test_exact_seeds_and_links_find_the_same_here(server, paths, index, kind):
     request = suffuse.server.models.SearchRequest(positive=[3, 8], negative=[5], top=N, seeds=5)
     found = []
     for exact in (False, True):
-        engine = DatabaseEngine(
-            server.url, f"served {kind}", image_root=None, extractor=None, limits=Limits(), exact=exact
-        )
-        found.append(engine.search(request))
-        assert engine.summary().images == N
+        engine = DatabaseEngine(server.url, f"served {kind}", Queries(None, None, Limits()), exact=exact)
+        with engine.open_view() as view:
+            found.append(view.search(request))
+        assert engine.summarize().images == N
         engine.close()
     assert ids(found[0]) == ids(found[1])
 
@@ -71,11 +71,11 @@ def test_exact_seeds_and_links_find_the_same_here(server, paths, index, kind):
 def test_vectors_are_prepared_searched_and_remembered(client, index):
     vectors = 7 * np.random.default_rng(1).normal(size=(2, D))
     answer = client.search(vectors=vectors.tolist(), top=9, method="diffusion")
-    check_hits(answer, similar.search(index, similar.wanted(index, vectors=index.prepare(vectors)), 9, refine=0))
+    check_hits(answer, similar.search(index, similar.compose(index, vectors=index.prepare(vectors)), 9, refine=0))
     assert answer["query"].startswith("q-")
     assert ids(client.search(query=answer["query"], top=9)) == ids(answer)
     feedback = client.search(query=answer["query"], positive=[4], negative=[9], top=9, method="diffusion")
-    query = similar.wanted(index, [4], [9], index.prepare(vectors))
+    query = similar.compose(index, [4], [9], index.prepare(vectors))
     check_hits(feedback, similar.search(index, query, 9, refine=0))
     taken_back = client.search(query=feedback["query"], positive=[], negative=[], top=9)
     assert ids(taken_back) == ids(answer)
@@ -165,7 +165,7 @@ def test_pictures_need_a_model_and_their_folder(server, paths, plain, tmp_path):
 @pytest.mark.parametrize(("positive", "negative"), [([3], []), ([3, 8], [5]), ([20, 21, 22], [23, 40])])
 def test_contributions_are_those_of_the_index(client, index, positive, negative):
     answer = client.search(positive=positive, negative=negative, top=N, seeds=4, method="diffusion")
-    y = similar.start(index, similar.wanted(index, positive, negative), 4)
+    y = similar.find_seeds(index, similar.compose(index, positive, negative), 4)
     for item in (*ids(answer)[:3], ids(answer)[-1], positive[0]):
         told = client.json("/api/explain", params={"query": answer["query"], "item": item, "seeds": 4})
         expected = explain(index, y, item)

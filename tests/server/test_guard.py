@@ -100,7 +100,7 @@ def test_the_length_is_believed_only_if_it_is_too_long(path):
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
-    from suffuse.server.guard import _counted
+    from suffuse.server.guard import limit_body
     from suffuse.server.problems import Problem
 
     async def receive():
@@ -112,7 +112,7 @@ def test_the_length_is_believed_only_if_it_is_too_long(path):
 
     for length, chunks in ((b"100000", 0), (b"5", 2), (b"nonsense", 2), (b"-1", 2)):
         taken = []
-        counted = _counted(receive, scope(length), Limits(json_bytes=1000))
+        counted = limit_body(receive, scope(length), Limits(json_bytes=1000))
 
         async def read(counted=counted):
             while True:
@@ -130,7 +130,7 @@ def test_requests_that_take_too_long_are_ended(path, monkeypatch):
     with serving.serve(path, limits=Limits(seconds=0.2)) as client:
         while client._client.get("/readyz").status_code != 200:
             pass
-        monkeypatch.setattr("suffuse.server.engine.Engine.item", lambda *_: go.wait())
+        monkeypatch.setattr("suffuse.server.engine.IndexView.read_item", lambda *_: go.wait())
         try:
             client.get("/api/items/3", 504)
             client.json("/healthz")
@@ -148,7 +148,7 @@ def test_a_crowd_is_told_to_come_again(path, monkeypatch):
 
     with serving.serve(path, limits=Limits(waiting=2)) as client:
         client.json("/api/info")
-        monkeypatch.setattr("suffuse.server.engine.Engine.item", slow)
+        monkeypatch.setattr("suffuse.server.engine.IndexView.read_item", slow)
         service = client._client.app.state.service
         answers = []
         threads = [
@@ -177,7 +177,7 @@ def test_what_goes_wrong_inside_is_logged_and_not_told(path, monkeypatch, caplog
 
     with serving.serve(path) as client:
         client.json("/api/info")
-        monkeypatch.setattr("suffuse.server.engine.Engine.item", fail)
+        monkeypatch.setattr("suffuse.server.engine.IndexView.read_item", fail)
         client.get("/api/items/3", 500)
     assert str(error) in caplog.text
 

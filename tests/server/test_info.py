@@ -8,8 +8,8 @@ from tests.support import serving
 from tests.support.serving import N, name_of
 
 from suffuse import Params
+from suffuse.index.catalogue import Catalogue
 from suffuse.server import Limits, app
-from suffuse.server.catalogue import Catalogue
 from suffuse.store.ids import Ids
 from suffuse.store.items import Items, encode_items
 
@@ -35,7 +35,7 @@ def test_it_is_not_ready_before_it_is_warm(index, monkeypatch):
     import threading
 
     go = threading.Event()
-    monkeypatch.setattr("suffuse.server.engine.Engine.warm", lambda _: go.wait())
+    monkeypatch.setattr("suffuse.server.engine.IndexEngine.warm", lambda _: go.wait())
     with serving.serve(index) as client:
         client.get("/readyz", 503)
         assert client.json("/healthz") == {"status": "ok"}
@@ -48,7 +48,7 @@ def test_an_index_that_cannot_be_read_is_never_ready(index, monkeypatch):
     def broken(_):
         raise RuntimeError("/tmp/secret/path")
 
-    monkeypatch.setattr("suffuse.server.engine.Engine.warm", broken)
+    monkeypatch.setattr("suffuse.server.engine.IndexEngine.warm", broken)
     with serving.serve(index) as client:
         client.get("/api/info", 500)
         client.get("/readyz", 500)
@@ -76,7 +76,7 @@ def test_a_field_with_many_values_offers_the_commonest():
     values = [f"v{number:03}" for number in range(80)] + ["v079"] * 5
     text, offsets = encode_items([{"name": "x", "tag": value} for value in values])
     ids = Ids(len(values))
-    fields = Catalogue(ids, Items(ids, memoryview(text), offsets)).fields()
+    fields = Catalogue(ids, Items(ids, memoryview(text), offsets)).fields
     assert len(fields["tag"]["values"]) == 50
     assert "v079" in fields["tag"]["values"]
 
@@ -226,7 +226,7 @@ def test_an_index_without_names_is_served_by_numbers(tmp_path):
         assert (info["metadata"], info["chain"]) == ({}, False)
         told = client.json("/api/explain?query=i:3&item=5")
         assert told["chain"] is None
-        assert "--with-graph" in told["chain_missing"]
+        assert "with_graph=True" in told["chain_missing"]
 
 
 def test_limits_are_shown_as_they_are(index):

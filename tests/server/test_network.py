@@ -7,8 +7,6 @@ from tests.support import serving
 
 from suffuse.server import create_app
 
-pytestmark = pytest.mark.usefixtures("_no_waiting_for_the_disk")
-
 
 def drawing(number):
     """Stripes, rings or chequers, in colours of their own."""

@@ -124,7 +124,7 @@ def test_a_picture_that_is_removed_while_it_is_shown_breaks_nothing(pictures, se
     tile = page.locator("#list-diffusion .hit").nth(4)
     gone = int(tile.get_attribute("data-id"))
     Index.open(tmp_path / "arc.index").remove([gone])
-    while app.state.service.engine.summary().generation != 2:
+    while app.state.service.engine.summarize().generation != 2:
         pass
     tab.refusals_expected = True
     tile.hover()

@@ -86,9 +86,9 @@ def test_thumbnails_are_made_once_and_anew_when_the_file_changes(path, tmp_path,
 
 
 def test_thumbnails_take_no_more_memory_than_allowed():
-    from suffuse.server.pictures import Kept
+    from suffuse.server.pictures import LruCache
 
-    kept = Kept(10, len)
+    kept = LruCache(10, len)
     for key, value in (("a", b"1234"), ("b", b"1234"), ("a", b"12345"), ("c", b"12345")):
         kept.put(key, value)
     assert (kept.get("a"), kept.get("b"), kept.get("c")) == (b"12345", None, b"12345")
@@ -210,10 +210,10 @@ def test_pictures_of_every_kind_are_read(client, mode, format):
 
 
 def test_sixteen_bits_of_grey_keep_their_contrast():
-    from suffuse.server.pictures import decoded
+    from suffuse.server.pictures import decode_picture
 
     grey = np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (8, 1))
-    values = np.asarray(decoded(file_of(Image.fromarray(grey)), 10_000))[0, :, 0]
+    values = np.asarray(decode_picture(file_of(Image.fromarray(grey)), 10_000))[0, :, 0]
     assert (values.min(), values.max()) == (0, 255)
     assert len(np.unique(values)) == 64
 
@@ -335,7 +335,7 @@ def test_the_index_says_where_its_pictures_are(path, root, tmp_path, monkeypatch
     with serving.serve(path) as client:
         info = client.json("/api/info")
         assert (info["pictures"], info["upload"]) == (False, False)
-    assert "--images" in caplog.text
+    assert "start with where they are" in caplog.text
 
 
 def test_a_model_that_cannot_be_loaded_is_said_and_the_rest_is_served(path, tmp_path, monkeypatch, caplog):

@@ -123,27 +123,27 @@ def test_the_token_may_come_from_the_environment(path):
 
 def test_the_token_may_be_in_a_file_that_others_cannot_read(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("SUFFUSE_TOKEN", raising=False)
-    assert serve_verb._token(None) is None
+    assert serve_verb._read_token(None) is None
     file = tmp_path / "token"
     file.write_text(" open sesame\n")
     file.chmod(0o600)
-    assert serve_verb._token(file) == "open sesame"
+    assert serve_verb._read_token(file) == "open sesame"
     assert capsys.readouterr().err == ""
     file.chmod(0o644)
-    serve_verb._token(file)
+    serve_verb._read_token(file)
     assert "chmod 600" in capsys.readouterr().err
     monkeypatch.setenv("SUFFUSE_TOKEN", "other")
-    assert serve_verb._token(file) == "open sesame"
-    assert serve_verb._token(None) == "other"
+    assert serve_verb._read_token(file) == "open sesame"
+    assert serve_verb._read_token(None) == "other"
     monkeypatch.setenv("SUFFUSE_TOKEN", " ")
     with pytest.raises(InvalidParams, match="SUFFUSE_TOKEN must not be empty"):
-        serve_verb._token(None)
+        serve_verb._read_token(None)
     for content in (b"", b"\n\n", b"one\ntwo", b"\xff\xfe"):
         file.write_bytes(content)
         with pytest.raises(InvalidInput, match="token"):
-            serve_verb._token(file)
+            serve_verb._read_token(file)
     with pytest.raises(InvalidInput, match="cannot be read"):
-        serve_verb._token(tmp_path / "nothing")
+        serve_verb._read_token(tmp_path / "nothing")
 
 
 def test_no_token_is_taken_from_the_command_line(path):
@@ -173,9 +173,9 @@ def test_an_index_that_is_not_there_is_said(tmp_path):
 def test_what_cannot_be_listened_on_is_refused(path):
     for port in (-1, 65536):
         with pytest.raises(InvalidParams, match="port must be"):
-            serve_verb.serve(path, port=port)
+            serve_verb.serve(str(path), port=port)
     with pytest.raises(InvalidInput, match=r"cannot listen on 203\.0\.113\.1"):
-        serve_verb.serve(path, host="203.0.113.1", port=0)
+        serve_verb.serve(str(path), host="203.0.113.1", port=0)
 
 
 def test_without_the_extra_it_says_what_to_install(path, monkeypatch):
@@ -193,10 +193,10 @@ def test_it_knows_which_addresses_are_this_machine_only(host, local):
 
 def test_it_warns_when_everyone_can_see_the_pictures(path, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(serve_verb, "_run", lambda _app, _sock: None)
-    serve_verb.serve(path, host="0.0.0.0", port=0)
+    serve_verb.serve(str(path), host="0.0.0.0", port=0)
     assert "choose a --token-file" in capsys.readouterr().err
     (tmp_path / "token").write_text("x\n")
-    serve_verb.serve(path, host="0.0.0.0", port=0, token_file=tmp_path / "token")
+    serve_verb.serve(str(path), host="0.0.0.0", port=0, token_file=tmp_path / "token")
     assert "choose a --token-file" not in capsys.readouterr().err
 
 
@@ -209,5 +209,5 @@ def test_the_page_opens_when_it_is_ready(path, monkeypatch):
 
     monkeypatch.setattr(serve_verb.webbrowser, "open", open_page)
     monkeypatch.setattr(serve_verb, "_run", lambda _app, _sock: ready.wait())
-    serve_verb.serve(path, port=0, open_page=True)
+    serve_verb.serve(str(path), port=0, open_page=True)
     assert opened[0].startswith("http://127.0.0.1:")

@@ -20,9 +20,9 @@ from tests.support.serving import D, N, ids
 
 import suffuse
 from suffuse import Index, Params
-from suffuse.index.online import Generation
+from suffuse.index.catalogue import Catalogue
+from suffuse.index.snapshot import Snapshot
 from suffuse.server import Limits
-from suffuse.server.catalogue import Catalogue
 from suffuse.server.models import SearchRequest
 
 QUICK = Limits(refresh_seconds=0.01)
@@ -110,15 +110,15 @@ def test_nothing_is_made_anew_while_nothing_changes(path, monkeypatch):
     looked, opened = threading.Semaphore(0), []
     with serving.serve(path, limits=QUICK) as client:
         client.json("/api/info")
-        monkeypatch.setattr("suffuse.server.engine.Generation.open", lambda path: opened.append(path))
+        monkeypatch.setattr("suffuse.server.engine.Snapshot.open", lambda path: opened.append(path))
         engine = engine_of(client)
-        signature = engine._follower._signature
+        signature = engine.read_signature
 
         def counted():
             looked.release()
             return signature()
 
-        engine._follower._signature = counted
+        engine.read_signature = counted
         for _ in range(5):
             looked.acquire()
     assert not opened
@@ -142,18 +142,18 @@ def test_a_request_sees_one_generation(path, monkeypatch):
     with serve(path) as client:
         client.json("/api/info")
         engine = engine_of(client)
-        before = engine.search(SearchRequest(positive=[3], top=N))
-        understood = engine.queries.understood
+        before = engine.view.search(SearchRequest(positive=[3], top=N))
+        understand = engine.queries.understand
 
         def meanwhile(index, *rest):
-            monkeypatch.setattr(engine.queries, "understood", understood)
+            monkeypatch.setattr(engine.queries, "understand", understand)
             for id in ids(before)[:5]:
                 client("DELETE", f"/api/items/{id}")
-            return understood(index, *rest)
+            return understand(index, *rest)
 
-        monkeypatch.setattr(engine.queries, "understood", meanwhile)
-        during = engine.search(SearchRequest(positive=[3], top=N))
-        after = engine.search(SearchRequest(positive=[3], top=N))
+        monkeypatch.setattr(engine.queries, "understand", meanwhile)
+        during = engine.view.search(SearchRequest(positive=[3], top=N))
+        after = engine.view.search(SearchRequest(positive=[3], top=N))
     assert ids(during) == ids(before)
     assert not set(ids(before)[:5]) & set(ids(after))
 
@@ -231,14 +231,14 @@ def test_a_catalogue_that_grew_is_as_one_made_anew(data):
 
     grown = catalogue(len(items), hidden, catalogue(first, hidden[:first] & (hidden[:first] - 1)))
     anew = catalogue(len(items), hidden)
-    assert grown.fields() == anew.fields()
+    assert grown.fields == anew.fields
     for text_ in ("", "n1", "nothing"):
-        assert grown.listed(text_, None).tolist() == anew.listed(text_, None).tolist()
-        assert grown.listed(text_, 5).tolist() == anew.listed(text_, 5).tolist()
-    assert set(grown.listed("", None).tolist()) == set(np.flatnonzero(hidden == 0).tolist())
-    for field in anew.fields():
+        assert grown.list_ids(text_, None).tolist() == anew.list_ids(text_, None).tolist()
+        assert grown.list_ids(text_, 5).tolist() == anew.list_ids(text_, 5).tolist()
+    assert set(grown.list_ids("", None).tolist()) == set(np.flatnonzero(hidden == 0).tolist())
+    for field in anew.fields:
         for value in (["x"], [1, 2.5], True):
-            assert (grown.allowed({field: value}) == anew.allowed({field: value})).all()
+            assert (grown.match({field: value}) == anew.match({field: value})).all()
 
 
 def test_only_what_was_added_is_read(path, monkeypatch):
@@ -302,5 +302,5 @@ def test_a_real_service_takes_changes_and_sees_those_of_others(path, tmp_path):
         process.kill()
         process.wait()
         process.stderr.close()
-    assert sorted(Generation.open(path).ids.shown().tolist()) == sorted({*range(N), N + 1} - {5})
+    assert sorted(Snapshot.open(path).ids.list_visible().tolist()) == sorted({*range(N), N + 1} - {5})
     assert not (path / "compacting").exists()

@@ -10,7 +10,7 @@ from tests.support.serving import D, FakeModel, N, file_of, ids, picture
 
 from suffuse import Index
 from suffuse.server import pictures as saving
-from suffuse.store.locks import only_writer
+from suffuse.store.locks import lock_writer
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def test_nothing_is_ever_overwritten(path, root):
     ],
 )  # fmt: skip
 def test_names_are_made_harmless(called, expected):
-    assert saving._stem(called).startswith(expected.rstrip("_") or "picture")
-    assert not set(saving._stem(called)) & set('/\\\0:<>|?*"\n')
-    assert len(saving._stem(called).encode()) <= 150
+    assert saving.clean_stem(called).startswith(expected.rstrip("_") or "picture")
+    assert not set(saving.clean_stem(called)) & set('/\\\0:<>|?*"\n')
+    assert len(saving.clean_stem(called).encode()) <= 150
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
@@ -101,7 +101,7 @@ def test_the_ending_is_that_of_the_content(path, root, format):
 def test_a_change_that_fails_leaves_no_file(path, root):
     before = files_of(root)
     with serve(path, image_root=root, extractor=FakeModel()) as client:
-        with only_writer(path):
+        with lock_writer(path):
             send(client, file_of(picture(3)), status=409)
         send(client, b"no picture", status=415)
         send(client, file_of(picture(3)), status=422, metadata={"name": "x"})

@@ -6,7 +6,7 @@ from tests.support import serving
 from tests.support.serving import D, N, ids
 
 from suffuse import Index, Params
-from suffuse.index import similar
+from suffuse.index import search as similar
 from suffuse.index.explain import explain
 from suffuse.server import Limits
 
@@ -33,7 +33,7 @@ def client(path):
 def test_hits_are_those_of_the_library(client, index, method, refine, positive, negative):
     request = {"positive": positive, "negative": negative, "top": 12, "seeds": 4, "refine": refine, "method": method}
     answer = client.search(**request)
-    query = similar.wanted(index, positive, negative)
+    query = similar.compose(index, positive, negative)
     found = similar.search(index, query, 12, 4, method=method, refine=None if refine else 0)
     assert set(answer["results"]) == {method}
     hits = answer["results"][method]["hits"]
@@ -63,13 +63,13 @@ def test_ranks_beyond_the_first_thousand_are_not_told(client, monkeypatch):
 def test_vectors_are_searched_and_remembered(client, index):
     vectors = np.random.default_rng(1).normal(size=(2, D))
     answer = client.search(vectors=vectors.tolist(), top=9, method="diffusion")
-    query = similar.wanted(index, vectors=index.prepare(vectors))
+    query = similar.compose(index, vectors=index.prepare(vectors))
     assert ids(answer) == similar.search(index, query, 9).ids.tolist()
     assert answer["query"].startswith("q-")
     again = client.search(query=answer["query"], top=9, method="diffusion")
     assert ids(again) == ids(answer)
     feedback = client.search(query=answer["query"], positive=[4], negative=[9], top=9, method="diffusion")
-    query = similar.wanted(index, [4], [9], index.prepare(vectors))
+    query = similar.compose(index, [4], [9], index.prepare(vectors))
     assert ids(feedback) == similar.search(index, query, 9).ids.tolist()
     # The token of an answer holds its feedback, until other feedback is given.
     assert ids(client.search(query=feedback["query"], top=9, method="diffusion")) == ids(feedback)
@@ -186,7 +186,7 @@ def test_explanations_are_those_of_the_library(client, index):
     answer = client.search(positive=[3, 8], negative=[5], top=5, seeds=4)
     for hit in answer["results"]["diffusion"]["hits"]:
         told = client.json("/api/explain", params={"query": answer["query"], "item": hit["id"], "seeds": 4})
-        y = similar.start(index, similar.wanted(index, [3, 8], [5]), 4)
+        y = similar.find_seeds(index, similar.compose(index, [3, 8], [5]), 4)
         expected = explain(index, y, hit["id"])
         assert told["score"] == pytest.approx(expected.score)
         assert [one["seed"]["id"] for one in told["contributions"]] == [one.seed for one in expected.contributions]

@@ -56,30 +56,57 @@ BROKEN_MANIFEST = {
     "binary": (overwrite(MANIFEST, b"\x80\xff"), r"cannot be read: .*; copy or build the index again"),
     "nested": (overwrite(MANIFEST, b"[" * 200_000), r"cannot be read: .*; copy or build the index again"),
     "truncated": (change_bytes(MANIFEST, lambda text: text[:-20]), r"cannot be read: .*; copy or build the index"),
-    "of 2 MB": (change_bytes(MANIFEST, lambda text: text + b" " * 2**21), r"has 2\d{6} bytes, far too many; build"),
-    "version 0": (set_at("version", value=0), "has version 0, expected a whole number from 1; build the index again"),
-    "version x": (set_at("version", value="x"), "has version 'x', expected a whole number from 1; build"),
-    "version true": (set_at("version", value=True), "has version True, expected a whole number from 1; build"),
-    "version missing": (drop_at("version"), "has version None, expected a whole number from 1; build"),
-    "no params": (drop_at("params"), r"has no proper 'params' \(found None\); build the index again"),
-    "params a list": (set_at("params", value=[]), r"has no proper 'params' \(found \[\]\); build the index again"),
-    "a parameter missing": (drop_at("params", "gamma"), "has bad params: parameter 'gamma' is missing; build"),
+    "of 2 MB": (
+        change_bytes(MANIFEST, lambda text: text + b" " * 2**21),
+        r"has 2\d{6} bytes, far too many; copy or build",
+    ),
+    "version 0": (
+        set_at("version", value=0),
+        "has version 0, expected a whole number from 1; copy or build the index again",
+    ),
+    "version x": (set_at("version", value="x"), "has version 'x', expected a whole number from 1; copy or build"),
+    "version true": (set_at("version", value=True), "has version True, expected a whole number from 1; copy or build"),
+    "version missing": (drop_at("version"), "has version None, expected a whole number from 1; copy or build"),
+    "no params": (drop_at("params"), r"has no proper 'params' \(found None\); copy or build the index again"),
+    "params a list": (
+        set_at("params", value=[]),
+        r"has no proper 'params' \(found \[\]\); copy or build the index again",
+    ),
+    "a parameter missing": (drop_at("params", "gamma"), "has bad params: parameter 'gamma' is missing; copy or build"),
     "unknown parameter": (set_at("params", "beta", value=1), "has bad params: unknown parameter 'beta'; known are"),
-    "alpha 1": (set_at("params", "alpha", value=1), r"has bad params: alpha must be .*, got 1; build the index again"),
+    "alpha 1": (
+        set_at("params", "alpha", value=1),
+        r"has bad params: alpha must be .*, got 1; copy or build the index again",
+    ),
     "gamma huge": (set_at("params", "gamma", value=10**400), r"has bad params: gamma must be a number above 0"),
-    "counts a number": (set_at("counts", value=3), r"has no proper 'counts' \(found 3\); build the index again"),
-    "a count missing": (drop_at("counts", "entries"), r"has no proper count of entries \(found None\); build"),
-    "a count of text": (set_at("counts", "images", value="20"), r"has no proper count of images \(found '20'\); build"),
-    "a count below 0": (set_at("counts", "entries", value=-1), r"has no proper count of entries \(found -1\); build"),
-    "no elements": (set_at("counts", "elements", value=0), r"has no proper count of elements \(found 0\); build"),
+    "counts a number": (
+        set_at("counts", value=3),
+        r"has no proper 'counts' \(found 3\); copy or build the index again",
+    ),
+    "a count missing": (drop_at("counts", "entries"), r"has no proper count of entries \(found None\); copy or build"),
+    "a count of text": (
+        set_at("counts", "images", value="20"),
+        r"has no proper count of images \(found '20'\); copy or build",
+    ),
+    "a count below 0": (
+        set_at("counts", "entries", value=-1),
+        r"has no proper count of entries \(found -1\); copy or build",
+    ),
+    "no elements": (
+        set_at("counts", "elements", value=0),
+        r"has no proper count of elements \(found 0\); copy or build",
+    ),
     "huge count": (set_at("counts", "images", value=10**30), r"has no proper count of images \(found 1000"),
     "path upwards": (set_at("files", "../x.npy", value={}), r"names a file '\.\./x\.npy' that no index has; do not"),
     "absolute path": (set_at("files", "/etc/passwd", value={}), "names a file '/etc/passwd' that no index has; do not"),
     "foreign file": (set_at("files", "x.npy", value={}), r"names a file 'x\.npy' that no index has; do not trust"),
-    "files a list": (set_at("files", value=[]), r"has no proper 'files' \(found \[\]\); build the index again"),
-    "file not described": (set_at("files", "rows.npy", value=3), r"does not describe rows\.npy; build the index again"),
-    "no hash": (drop_at("files", "rows.npy", "sha256"), r"has no sha256 of rows\.npy; build the index again"),
-    "file not named": (drop_at("files", "rows.npy"), r"does not name rows\.npy; build the index again"),
+    "files a list": (set_at("files", value=[]), r"has no proper 'files' \(found \[\]\); copy or build the index again"),
+    "file not described": (
+        set_at("files", "rows.npy", value=3),
+        r"does not describe rows\.npy; copy or build the index again",
+    ),
+    "no hash": (drop_at("files", "rows.npy", "sha256"), r"has no sha256 of rows\.npy; copy or build the index again"),
+    "file not named": (drop_at("files", "rows.npy"), r"does not name rows\.npy; copy or build the index again"),
     "owners not named": (drop_at("files", "owners.npy"), r"counts 20 images and 60 elements, but names no owners\.npy"),
 }
 
@@ -131,11 +158,17 @@ BROKEN_ARRAYS = {
         save_plainly("features.npy", np.asfortranarray),
         r"features\.npy holds float32 .* in an order that",
     ),
-    "other byte order": (save_plainly("features.npy", swapped), r"features\.npy holds >f4 .* never writes; build"),
-    "objects": (save_plainly("rows.npy", lambda array: array.astype(object)), r"rows\.npy holds object .*; build"),
+    "other byte order": (
+        save_plainly("features.npy", swapped),
+        r"features\.npy holds >f4 .* never writes; copy or build",
+    ),
+    "objects": (
+        save_plainly("rows.npy", lambda array: array.astype(object)),
+        r"rows\.npy holds object .*; copy or build",
+    ),
     "negative shape": (
         forged_header("rows.npy", "<i4", (-2, 0)),
-        r"rows\.npy holds int32 of shape \(-2, 0\) .*; build",
+        r"rows\.npy holds int32 of shape \(-2, 0\) .*; copy or build",
     ),
     "shape that overflows": (forged_header("rows.npy", "<i4", (2**32, 2**32)), r"rows\.npy has 128 bytes, its header"),
     "values of no size": (forged_header("rows.npy", "|V0", (5,)), r"rows\.npy cannot be read: .*; copy or build"),
@@ -153,7 +186,7 @@ BROKEN_ARRAYS = {
     ),
     "no whitening": (
         both(remove(MEAN), remove(PROJECTION), sign_again),
-        r"manifest\.json has whiten=6, but names no whitening_mean\.npy; build the index again",
+        r"manifest\.json has whiten=6, but names no whitening_mean\.npy; copy or build the index again",
     ),
     "no projection": (
         both(remove(PROJECTION), sign_again),
@@ -208,9 +241,7 @@ def test_a_broken_index_does_not_open(index_copy, kind, name, case):
 
 
 def test_there_is_no_index_where_nothing_or_something_else_is(tmp_path):
-    with pytest.raises(
-        IndexMissing, match=r"there is no index at .*nothing; build one with: suffuse build FEATURES -o"
-    ):
+    with pytest.raises(IndexMissing, match=r"there is no index at .*nothing; build one first, or give another path"):
         Index.open(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
     with pytest.raises(IndexMissing, match=r"file is a file; an index is a directory with a manifest\.json"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suffuse.errors import IndexBroken
+from suffuse.core import Damaged
 from suffuse.store import files as arrays
 from suffuse.store.files import map_array, map_extended
 
@@ -92,7 +92,7 @@ def test_both_ways_may_be_told_what_will_be_read(way, tmp_path):
 def test_a_broken_file_is_refused_as_without_rows(way, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(10))
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-3])
-    with pytest.raises(IndexBroken, match=r"x\.npy has .* bytes, its header promises"):
+    with pytest.raises(Damaged, match=r"x\.npy has .* bytes, its header promises"):
         map_extended(tmp_path / "x.npy", np.arange(2))
 
 

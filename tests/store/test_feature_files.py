@@ -1,5 +1,7 @@
 """Feature files: every kind and every type gives the rows that were written, mapped where they lie in one piece."""
 
+import sys
+
 import h5py
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from tests.support import reference
 from tests.support.data import some_rows
 
 from suffuse.core.features import ACCEPTED_TYPES, unit_rows
+from suffuse.errors import MissingExtra
 from suffuse.store.feature_files import load, load_owners
 
 
@@ -172,3 +175,13 @@ def test_an_hdf5_dataset_in_one_piece_is_memory_mapped_and_a_compressed_one_is_r
 def test_owners_are_read_from_an_npy_file(tmp_path):
     np.save(tmp_path / "owners.npy", np.array([0, 0, 1]))
     np.testing.assert_array_equal(load_owners(str(tmp_path / "owners.npy")), [0, 0, 1])
+
+
+@pytest.mark.parametrize("write", [write_h5, write_h5_with_one_matrix, write_mat], ids=["h5", "hdf5", "mat"])
+def test_where_h5py_is_missing_only_its_files_are_refused_and_the_extra_is_named(tmp_path, monkeypatch, write):
+    matrix = some_rows(np.random.default_rng(7))
+    file = write(tmp_path / "features", matrix)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'suffuse\[hdf5\]'"):
+        load(file)
+    np.testing.assert_array_equal(load(write_npy(tmp_path / "features", matrix)).features, matrix)

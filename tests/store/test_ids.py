@@ -31,14 +31,13 @@ def known(draw):
 def test_ids_and_places_are_what_a_dictionary_says(example):
     ids, places, names, hidden = example
     assert (ids.count, ids.visible) == (len(names), len(places))
-    assert ids.shown().tolist() == sorted(places)
-    assert ids.shown_places().tolist() == sorted(places.values())
+    assert ids.list_visible().tolist() == sorted(places)
+    assert ids.list_visible_rows().tolist() == sorted(places.values())
     assert ids.hidden.tolist() == (hidden.tolist() if hidden.any() else [])
     asked = np.arange(-3, 40)
-    assert ids.places(asked).tolist() == [places.get(id, -1) for id in asked.tolist()]
-    assert ids.places(asked.reshape(-1, 1)).tolist() == [[places.get(id, -1)] for id in asked.tolist()]
-    assert ids.of(np.arange(len(names))).tolist() == names
-    assert ids.of(np.array([[-1, 0]])).tolist() == [[-1, names[0]]]
+    assert ids.find_rows(asked).tolist() == [places.get(id, -1) for id in asked.tolist()]
+    assert ids.find_rows(asked.reshape(-1, 1)).tolist() == [[places.get(id, -1)] for id in asked.tolist()]
+    assert (ids.numbers is None and names == list(range(len(names)))) or ids.numbers.tolist() == names
 
 
 @settings(deadline=None, max_examples=100)
@@ -46,10 +45,10 @@ def test_ids_and_places_are_what_a_dictionary_says(example):
 def test_a_single_id_has_its_place_or_is_refused(example, id):
     ids, places, _, _ = example
     if id in places:
-        assert ids.place(id) == places[id]
+        assert ids.find_row(id) == places[id]
         return
     with pytest.raises(InvalidInput) as refusal:
-        ids.place(id)
+        ids.find_row(id)
     said = f"there is no image {id}; "
     if not places:
         said += "all images were removed"
@@ -62,11 +61,10 @@ def test_a_single_id_has_its_place_or_is_refused(example, id):
 @settings(deadline=None)
 @given(known())
 def test_nothing_that_was_given_is_changed(example):
-    ids, _, names, hidden = example
+    ids, _, _, hidden = example
     before = hidden.copy()
-    ids.places(np.arange(50))
-    ids.of(np.arange(len(names)))
+    ids.find_rows(np.arange(50))
     np.testing.assert_array_equal(hidden, before)
     asked = np.array([0, 1, 99])
-    ids.places(asked)
+    ids.find_rows(asked)
     assert asked.tolist() == [0, 1, 99]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from suffuse.errors import IndexBroken, InvalidInput
 from suffuse.store.ids import Ids
-from suffuse.store.items import Items, check_items, encode_items, load_items, with_labels
+from suffuse.store.items import Items, add_labels, check_items, encode_items, load_items
 
 # A line separator (U+2028) and NEL (U+0085) inside: lines end at "\n" only.
 NAMES = ["Zürich", "東京\u2028塔", "one, two", 'a "quoted" one', "🗼", "e\u0301\u0085"]
@@ -165,13 +165,13 @@ def test_what_is_encoded_is_read_back(given_items):
 
 def test_labels_become_metadata_beside_the_names():
     labels = np.array([3, 1], np.uint8)
-    assert with_labels(["a", {"name": "b", "year": 1}], labels) == [
+    assert add_labels(["a", {"name": "b", "year": 1}], labels) == [
         {"name": "a", "label": 3},
         {"name": "b", "year": 1, "label": 1},
     ]
-    assert list(opened(with_labels(None, np.array(["cat", "dog"])))) == [{"label": "cat"}, {"label": "dog"}]
+    assert list(opened(add_labels(None, np.array(["cat", "dog"])))) == [{"label": "cat"}, {"label": "dog"}]
     with pytest.raises(InvalidInput, match="1 names for 2 images; give one name per image"):
-        with_labels(["a"], labels)
+        add_labels(["a"], labels)
 
 
 def test_an_image_without_name_is_called_by_its_id():
@@ -194,7 +194,9 @@ def test_only_the_lines_that_are_asked_for_are_read():
     damaged[: offsets[1]] = b"\xff" * offsets[1]
     stored = Items(Ids(4), memoryview(bytes(damaged)), offsets)
     assert stored.name(2) == "c"
-    with pytest.raises(IndexBroken, match=r"items\.jsonl is damaged at the line of image 0; copy the index again"):
+    with pytest.raises(
+        IndexBroken, match=r"items\.jsonl is damaged at the line of image 0; copy or build the index again"
+    ):
         stored[0]
     assert stored.name(3) == "d"
 

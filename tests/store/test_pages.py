@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from tests.support import damage
 from tests.support.data import curves
 
-from suffuse import Index, IndexBroken, Params, build
+from suffuse import Index, Params, build
+from suffuse.core import Damaged
 from suffuse.core.kernels.checksums import PAGE, WEIGHTS
-from suffuse.store.checksums import UNCHECKED, Pages, split_sums, sums_of
-from suffuse.store.files import map_array, map_file, write_array
+from suffuse.errors import IndexBroken
+from suffuse.store.files import UNCHECKED, Checksums, map_array, map_file, split_checksums, sum_files, write_array
 
 
 def slow_sums(data):
@@ -41,7 +42,7 @@ def test_weights_are_odd_and_all_different_and_begin_as_splitmix64_does():
 def test_sums_are_those_of_the_slow_sum(tmp_path_factory, size, seed):
     data = np.random.default_rng(seed).bytes(size)
     path = written(tmp_path_factory.mktemp("sums") / "data", data)
-    assert sums_of([path]).tolist() == slow_sums(data)
+    assert sum_files([path]).tolist() == slow_sums(data)
 
 
 @settings(deadline=None, max_examples=60)
@@ -49,12 +50,12 @@ def test_sums_are_those_of_the_slow_sum(tmp_path_factory, size, seed):
 def test_whatever_happens_to_one_word_changes_the_sum_of_its_page_and_no_other(tmp_path_factory, data):
     place = tmp_path_factory.mktemp("word")
     content = bytearray(np.random.default_rng(data.draw(st.integers(0, 99))).bytes(2 * PAGE + 17))
-    before = sums_of([written(place / "before", bytes(content))])
+    before = sum_files([written(place / "before", bytes(content))])
     start = data.draw(st.integers(0, len(content) // 4)) * 4
     word = bytes(content[start : start + 4])
     others = st.binary(min_size=len(word), max_size=len(word)).filter(lambda other: other != word)
     content[start : start + 4] = data.draw(others)
-    after = sums_of([written(place / "after", bytes(content))])
+    after = sum_files([written(place / "after", bytes(content))])
     assert np.flatnonzero(before != after).tolist() == [start // PAGE]
 
 
@@ -63,13 +64,13 @@ def test_the_sums_of_files_follow_each_other_by_name(tmp_path):
     for name, size in sizes.items():
         written(tmp_path / name, bytes(number % 251 for number in range(size)))
     files = {name: {"bytes": size} for name, size in sizes.items()}
-    sums = sums_of(tmp_path / name for name in ("a", "b", "empty"))
-    found = split_sums(sums, files)
+    sums = sum_files(tmp_path / name for name in ("a", "b", "empty"))
+    found = split_checksums(sums, files)
     assert {name: part.tolist() for name, part in found.items()} == {
         name: slow_sums((tmp_path / name).read_bytes()) for name in ("a", "b", "empty")
     }
-    with pytest.raises(IndexBroken, match=r"pages\.npy holds 2 sums, the files have 3 pages; copy or build"):
-        split_sums(sums[1:], files)
+    with pytest.raises(Damaged, match=r"pages\.npy holds 2 checksums, the files have 3 blocks"):
+        split_checksums(sums[1:], files)
 
 
 @pytest.fixture
@@ -77,12 +78,12 @@ def rows(tmp_path):
     """An array whose rows of 1,000 bytes lie across pages, and the sums of its file."""
     path = tmp_path / "rows.npy"
     write_array(path, np.random.default_rng(0).integers(0, 2**31, (60, 250)).astype(np.int32))
-    return path, sums_of([path])
+    return path, sum_files([path])
 
 
 def pages_of(path, sums):
     array, map, offset = map_array(path)
-    return Pages.of(path.name, map, offset, array.itemsize * array.shape[1], sums)
+    return Checksums.of(path.name, map, offset, array.itemsize * array.shape[1], sums)
 
 
 def damaged(path, place):
@@ -95,7 +96,7 @@ def refused(check, *rows):
     """Whether the rows are refused, as damaged."""
     try:
         check(*rows)
-    except IndexBroken as error:
+    except Damaged as error:
         return "was changed or damaged, near row" in str(error)
     return False
 
@@ -142,7 +143,7 @@ def test_a_page_is_looked_at_once_while_the_file_stays_mapped(rows):
 
 def test_a_file_without_sums_is_taken_for_sound(rows):
     path, _ = rows
-    pages = Pages(damaged(path, 2 * PAGE).name)
+    pages = Checksums(damaged(path, 2 * PAGE).name)
     assert pages.kernel is UNCHECKED
     pages.check_whole()
     pages.check_rows(np.arange(60))
@@ -152,8 +153,8 @@ def test_a_file_without_sums_is_taken_for_sound(rows):
 def test_sums_that_do_not_fit_the_file_are_refused(rows):
     path, sums = rows
     for wrong in (sums[:-1], np.append(sums, sums)):
-        with pytest.raises(IndexBroken, match=r"rows\.npy has 60128 bytes, which its sums do not fit"):
-            Pages.of("rows.npy", map_file(path), 128, 1000, wrong)
+        with pytest.raises(Damaged, match=r"rows\.npy has 60128 bytes, which its checksums do not fit"):
+            Checksums.of("rows.npy", map_file(path), 128, 1000, wrong)
 
 
 # --- in an index: searches that do not read a damaged page are answered, all others refused

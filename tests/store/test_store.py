@@ -16,10 +16,10 @@ import suffuse
 from suffuse.core.features import learn_whitening, unit_blocks
 from suffuse.core.params import Params
 from suffuse.errors import IndexBroken
+from suffuse.index.snapshot import Snapshot, verify
 from suffuse.store import files as arrays
 from suffuse.store.files import map_array, sha256_of, write_array, write_blocks, write_bytes, write_json
 from suffuse.store.manifest import FORMAT_VERSION, read_manifest, size_on_disk, write_manifest
-from suffuse.store.opening import open_index, verify
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -165,25 +165,25 @@ def test_advice_to_the_kernel_is_taken_for_any_part_of_a_file(tmp_path):
 
 def test_an_index_holds_what_it_was_built_from(regional):
     features, owners, names, path = regional
-    stored = open_index(path)
+    stored = Snapshot.open(path)
     whitening = learn_whitening(features, "features", 6, 0.5)
     np.testing.assert_array_equal(stored.features, np.concatenate(list(unit_blocks(features, "features", whitening))))
     np.testing.assert_array_equal(stored.whitening.mean, whitening.mean)
     np.testing.assert_array_equal(stored.whitening.projection, whitening.projection)
     np.testing.assert_array_equal(stored.owners, owners)
     assert list(stored.items) == names
-    assert [stored.columns.entries.dtype, stored.columns.values.dtype] == [np.uint8, np.float32]
+    assert [stored.columns().entries.dtype, stored.columns().values.dtype] == [np.uint8, np.float32]
     assert {"elements": 60, "images": 20, "dimensions": 6}.items() <= stored.manifest.counts.items()
-    assert (stored.columns.starts[0], stored.columns.stops[-1]) == (0, len(stored.columns.entries))
-    np.testing.assert_array_equal(stored.columns.starts[1:], stored.columns.stops[:-1])
+    assert (stored.columns().starts[0], stored.columns().stops[-1]) == (0, len(stored.columns().entries))
+    np.testing.assert_array_equal(stored.columns().starts[1:], stored.columns().stops[:-1])
 
 
 def test_an_index_without_owners_whitening_and_names_has_none(plain):
     _, path = plain
-    stored = open_index(str(path))
+    stored = Snapshot.open(str(path))
     assert (stored.owners, stored.whitening, stored.items[49]) == (None, None, {})
-    assert [stored.columns.entries.dtype, stored.columns.values.dtype] == [np.int32, np.float32]
-    assert stored.columns.stops[-1] == len(stored.columns.entries) == stored.manifest.counts["entries"]
+    assert [stored.columns().entries.dtype, stored.columns().values.dtype] == [np.int32, np.float32]
+    assert stored.columns().stops[-1] == len(stored.columns().entries) == stored.manifest.counts["entries"]
     assert len(stored.items) == 50
 
 
@@ -287,5 +287,5 @@ def test_the_golden_index_that_changed_has_segments_and_the_compacted_one_a_base
     assert (compacted.base, len(compacted.segments)) == ("base-000003", 1)
     assert "ids.npy" in compacted.files
     ids = suffuse.Index.open(GOLDEN / "version-3-images.index").ids
-    assert ids.shown().tolist() == sorted(set(range(34)) - {2, 9})
+    assert ids.list_visible().tolist() == sorted(set(range(34)) - {2, 9})
     assert ids.hidden.sum() == 2

@@ -6,13 +6,15 @@ import numpy as np
 from tests.support.data import clusters
 
 from suffuse.core.params import Params
+from suffuse.index.snapshot import verify
 from suffuse.offline.build import build
-from suffuse.offline.tasks import block_starts
-from suffuse.store.opening import verify
+from suffuse.offline.tasks import STAGES, block_starts
 
 N, D = 600, 16
 PARAMS = Params(k=10, truncation=60, keep=30)
 SUPPORTS = ("graph", "features")
+# Those of a build without approximate search, whose columns do not share supports.
+EXACT_STAGES = tuple(stage for stage in STAGES if stage not in ("seeds", "search", "drafts", "supports"))
 
 
 def with_support(support, **others):
@@ -43,7 +45,7 @@ def finished_tasks(path):
     if len(list(work.glob("neighbors/*.npz"))) == len(block_starts(n)):
         later = []
     edges = [] if (work / "graph" / "summary.json").exists() else list(work.glob("edges/*.npz"))
-    drafts = [] if (work / "draft" / "codes.npy").exists() else list(work.glob("drafts/*.npz"))
+    drafts = [] if (work / "supports" / "codes.npy").exists() else list(work.glob("drafts/*.npz"))
     return sum(later) + len(edges) + len(drafts) + finished_blocks(path)
 
 

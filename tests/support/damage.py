@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from suffuse.store.files import write_array
-from suffuse.store.manifest import MANIFEST, describe_files, signed
+from suffuse.store.manifest import MANIFEST, describe_files, sign
 
 REMEDY = re.compile(
     r"again|must have|save with|upgrade|remove|choose|give|use |ask for|do not trust|needed|known are|per row|build"
@@ -82,7 +82,7 @@ def sign_again(directory):
 def write_signed(directory, content):
     """Write a manifest with a right hash, as far as it can have one, so that it is refused for what it says."""
     signable = isinstance(content, dict) and "NaN" not in json.dumps(content) and "Infinity" not in json.dumps(content)
-    (directory / MANIFEST).write_bytes(signed(content) if signable else json.dumps(content).encode())
+    (directory / MANIFEST).write_bytes(sign(content) if signable else json.dumps(content).encode())
 
 
 def save_plainly(name, change):

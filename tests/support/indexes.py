@@ -6,7 +6,7 @@ import numpy as np
 from tests.support import reference
 
 import suffuse
-from suffuse import Index, Params
+from suffuse import Params
 from suffuse.core.columns import WALK_STEPS
 from suffuse.core.graph import affinity, transition
 from suffuse.core.neighbors import nearest_to_rows
@@ -19,8 +19,7 @@ OWNERS = np.random.default_rng(3).permutation(np.arange(N) % 25)
 
 
 def build_and_open(features, directory, params, **options):
-    suffuse.build(features, directory / "test.index", params, **options)
-    return Index.open(directory / "test.index").now
+    return suffuse.build(features, directory / "test.index", params, **options)
 
 
 def exact_columns(features, params):
@@ -31,14 +30,9 @@ def exact_columns(features, params):
     return inverse
 
 
-def generation_of(index):
-    """What an index is searched by: most tests hold the index, some the generation itself."""
-    return getattr(index, "now", index)
-
-
 def stored_column(index, i):
     """(ids, values) of column i of an index, as they are stored."""
-    starts, stops, first, second = generation_of(index)._stored.columns
+    starts, stops, first, second = index.now.columns()
     places = slice(starts[i], stops[i])
     if index.params.values != "uint8":
         return first[places], second[places]

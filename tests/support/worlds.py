@@ -39,8 +39,8 @@ class World:
             "alpha-qe": lambda: baselines.QueryExpansion(self.features, alpha=3.0),
             "dba": lambda: baselines.Cosine(baselines.augment_database(self.features, self.neighbors, 5)),
             "online": lambda: baselines.Online(self.features, self.alpha_s, params, 5, EXACT),
-            "online-early": lambda: baselines.OnlineEarly(self.features, self.a, params, 5, EXACT),
-            "online-late": lambda: baselines.OnlineLate(self.features, self.alpha_s, params, 5, EXACT),
+            "online-early": lambda: baselines.Online(self.features, self.a, params, 5, EXACT, "early"),
+            "online-late": lambda: baselines.Online(self.features, self.alpha_s, params, 5, EXACT, "late"),
             "spectral": lambda: baselines.Spectral.build(self.features, self.s, params, 20, 5),
         }[name]()
 

@@ -1,15 +1,15 @@
 """The verbs of pictures: extract (a folder to features) and images (a folder to an index)."""
 
-import contextlib
-import functools
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import typer
+from typer import Argument, Option
 
-from suffuse.cli.terminal import console, progress_bars
+from suffuse.cli.options import ForceOption, IndexOption, ThreadsOption, expand_groups
+from suffuse.cli.terminal import pluralize, progress_bars, say, write_output
 from suffuse.core.params import Params
 from suffuse.errors import InvalidInput, InvalidParams
 
@@ -17,54 +17,47 @@ if TYPE_CHECKING:
     from suffuse.images.folder import Extraction, Skipped
     from suffuse.images.network import Extractor
 
-_DEFAULTS = Params()
-_MODEL, _SIZE = "efficientnet-lite0", 512
 # A whitening to 512 dimensions needs several pictures for each of them; learned on fewer, it amplifies chance.
 _WHITENED, _LEAST_TO_WHITEN = 512, 4 * 512
 _SHOWN = 20  # skipped pictures that are listed on the terminal
 
-FolderArgument = Annotated[
-    Path, typer.Argument(metavar="FOLDER", show_default=False, help="Pictures, and folders of pictures.")
-]
-ModelOption = Annotated[str, typer.Option(metavar="NAME|FILE", help="The network: a name, or an .onnx file.")]
-SizeOption = Annotated[int, typer.Option(help="Longest side of pictures for the network, in pixels.")]
-RegionsOption = Annotated[
-    bool, typer.Option("--regions", help="Some 20 vectors per picture, to find parts: better and larger.")
-]
-PoolingOption = Annotated[Literal["rmac", "gem"], typer.Option(help="How a feature map becomes one vector.")]
-MeanOption = Annotated[
-    str | None, typer.Option(metavar="R,G,B", help="Mean of the colours, of FILE.onnx.", show_default="0.5")
-]
-StdOption = Annotated[
-    str | None, typer.Option(metavar="R,G,B", help="Deviation of the colours, of FILE.onnx.", show_default="0.5")
-]
-LayoutOption = Annotated[Literal["nchw", "nhwc"], typer.Option(help="Order of axes that FILE.onnx takes.")]
-OutputOption = Annotated[
-    str | None, typer.Option("--layer", metavar="NAME", help="Output of FILE.onnx.", show_default="a feature map")
-]
-ThreadsOption = Annotated[
-    int | None, typer.Option(metavar="N", help="Threads of the network.", show_default="all cores")
-]
+FolderArgument = Annotated[Path, Argument(metavar="FOLDER", help="Pictures, and folders of pictures.")]
+RegionsOption = Annotated[bool, Option("--regions", help="Some 20 vectors per picture, to find parts: better, larger.")]
 
 
+class NetworkOptions(NamedTuple):
+    """The network, and what is done with a picture before and after it."""
+
+    model: Annotated[str, Option(metavar="NAME|FILE", help="A known network, or an .onnx file.")] = "efficientnet-lite0"
+    size: Annotated[int, Option(help="Longest side of pictures for the network, in pixels.")] = 512
+    pooling: Annotated[Literal["rmac", "gem"], Option(help="How a feature map becomes one vector.")] = "rmac"
+    mean: Annotated[str | None, Option(metavar="R,G,B", help="Mean colour, for FILE.onnx.", show_default="0.5")] = None
+    std: Annotated[str | None, Option(metavar="R,G,B", help="Its deviation, for FILE.onnx.", show_default="0.5")] = None
+    layout: Annotated[Literal["nchw", "nhwc"], Option(help="Order of axes that FILE.onnx takes.")] = "nchw"
+    layer: Annotated[str | None, Option(metavar="NAME", help="Output of FILE.onnx.", show_default="feature map")] = None
+    threads: ThreadsOption = None
+
+    def load(self) -> "Extractor":
+        """The network, ready for pictures."""
+        from suffuse.images import load_extractor
+
+        colours = {name: _parse_colours(name, text) for name, text in (("mean", self.mean), ("std", self.std)) if text}
+        return load_extractor(
+            self.model, self.size, threads=self.threads, pooling=self.pooling, layout=self.layout, output=self.layer,
+            **colours,
+        )  # fmt: skip
+
+
+@expand_groups
 def extract(
     folder: FolderArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE.npz", show_default=False, help="The features to write.")
-    ],
-    model: ModelOption = _MODEL,
-    size: SizeOption = _SIZE,
+    output: Annotated[Path, Option("-o", "--output", metavar="FILE.npz", help="The features to write.")],
+    network: NetworkOptions,
     regions: RegionsOption = False,
-    pooling: PoolingOption = "rmac",
-    mean: MeanOption = None,
-    std: StdOption = None,
-    layout: LayoutOption = "nchw",
-    layer: OutputOption = None,
-    threads: ThreadsOption = None,
 ) -> None:
     """Extract features of all pictures in a folder: arrays features and names, and owners with --regions.
 
-    What is extracted is kept beside the output: a run that was stopped goes on, and the next one extracts only what
+    What is extracted is kept beside the output: a run that was stopped continues, and the next one extracts only what
     is new or changed.
     """
     if output.suffix.lower() != ".npz":
@@ -72,93 +65,71 @@ def extract(
     if output.is_dir() or not output.absolute().parent.is_dir():
         # Better now than after the extraction.
         raise InvalidInput(f"{output} cannot be written there; give the name of a file in a folder that exists")
-    extractor = _load(model, size, threads, pooling=pooling, mean=mean, std=std, layout=layout, output=layer)
+    import numpy as np
+
+    extractor = network.load()
     found = extract_pictures(folder, output, extractor, regions)
     if not len(found.features):
         raise InvalidInput(f"no picture in {folder} could be used; give a folder of JPEG, PNG, WebP, GIF, TIFF or BMP")
-    _write_npz(output, found)
-    console(stderr=True).print(
-        f"[bold]{output}[/bold]: {len(found.features):,} vectors of {len(found.items):,} pictures,"
-        f" {extractor.dimensions} dimensions",
-        soft_wrap=True,
-    )
+    arrays: dict[str, Any] = {"features": found.features, "names": [item["name"] for item in found.items]}
+    if found.owners is not None:
+        arrays["owners"] = found.owners
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    write_output(output, [content.getvalue()])
+    vectors, pictures = pluralize(len(found.features), "vector"), pluralize(len(found.items), "picture")
+    say(f"{output}: {vectors} of {pictures}, {pluralize(extractor.dimensions, 'dimension')}")
 
 
+@expand_groups
 def images(
     folder: FolderArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="INDEX", show_default=False, help="The index directory to make.")
-    ],
-    model: ModelOption = _MODEL,
-    size: SizeOption = _SIZE,
+    output: IndexOption,
+    network: NetworkOptions,
+    params: Annotated[Params, ("truncation", "keep")],
     regions: RegionsOption = False,
     whiten: Annotated[
         int | None,
-        typer.Option(
-            metavar="D", help="PCA-whiten to D dimensions; 0 for none.", show_default="512 from 2,048 pictures"
-        ),
+        Option(metavar="D", help="PCA-whiten to D dimensions; 0 for none.", show_default="512 from 2,048 pictures"),
     ] = None,
-    k: Annotated[
-        int | None, typer.Option("--k", help="Neighbours in the graph.", show_default="by the number of pictures")
-    ] = None,
-    truncation: Annotated[int, typer.Option(help="L, elements in the support of a column.")] = _DEFAULTS.truncation,
-    keep: Annotated[int, typer.Option(help="Entries of each column that are stored.")] = _DEFAULTS.keep,
-    pooling: PoolingOption = "rmac",
-    mean: MeanOption = None,
-    std: StdOption = None,
-    layout: LayoutOption = "nchw",
-    layer: OutputOption = None,
-    threads: ThreadsOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an index that is already there.")] = False,
+    k: Annotated[int | None, Option("--k", help="Neighbours in the graph.", show_default="by picture count")] = None,
+    force: ForceOption = False,
 ) -> None:
     """Make an index of a folder of pictures: find them, extract features, build.
 
-    A run that was stopped goes on when the same command is given again. For pictures that were added or changed later
+    A run that was stopped continues when the same command is given again. For pictures that were added or changed later
     there is suffuse add; the same command with --force extracts only those and builds anew.
     """
-    Params(k=_DEFAULTS.k if k is None else k, truncation=truncation, keep=keep, whiten=whiten or None)  # checked first
-    from suffuse.offline.build import build
-    from suffuse.offline.workplace import refuse_overwriting
+    replace(params, k=params.k if k is None else k, whiten=whiten or None)  # checked first
+    from suffuse.offline.build import build, refuse_overwriting
 
     refuse_overwriting(output, force)  # better now than after the extraction
-    extractor = _load(model, size, threads, pooling=pooling, mean=mean, std=std, layout=layout, output=layer)
+    extractor = network.load()
     found = extract_pictures(folder, output, extractor, regions)
-    pictures = len(found.items)
-    if pictures < 2:
-        raise InvalidInput(f"{pictures} usable pictures in {folder}; an index needs at least 2")
-    params = Params(
-        k=suitable_k(pictures, regions) if k is None else k,
-        truncation=truncation,
-        keep=keep,
-        whiten=suitable_whitening(pictures, extractor.dimensions) if whiten is None else whiten or None,
+    count = len(found.items)
+    if count < 2:
+        raise InvalidInput(f"{pluralize(count, 'usable picture')} in {folder}; an index needs at least 2")
+    params = replace(
+        params,
+        k=suggest_k(count, regions) if k is None else k,
+        whiten=suggest_whitening(count, extractor.dimensions) if whiten is None else whiten or None,
         with_graph=True,  # small beside the pictures, and the page can show chains
     )
+    facts = {"root": str(folder.absolute()), "extractor": extractor.describe()}
     with progress_bars() as progress:
         summary = build(
-            found.features,
-            output,
-            params,
-            owners=found.owners,
-            names=found.items,
-            force=force,
-            progress=progress,
-            pictures=picture_facts(folder, extractor),
-        )
-    console(stderr=True).print(
-        f"[bold]{summary.path}[/bold]: {summary.images:,} pictures, {summary.elements:,} vectors of"
-        f" {summary.dimensions} dimensions, {summary.bytes / 1e6:,.1f} MB, k {params.k},"
-        f" {f'whitened to {params.whiten}' if params.whiten else 'not whitened'}\n"
-        f"Look at it: suffuse serve {summary.path} --open",
-        soft_wrap=True,
+            found.features, output, params, owners=found.owners, names=found.items, force=force, progress=progress,
+            pictures=facts,
+        )  # fmt: skip
+    say(
+        f"{summary.path}: {pluralize(summary.images, 'picture')}, {pluralize(summary.elements, 'vector')} of"
+        f" {pluralize(summary.dimensions, 'dimension')}, {summary.bytes / 1e6:,.1f} MB, k {params.k},"
+        f" {f'whitened to {params.whiten}' if params.whiten else 'not whitened'}"
     )
+    say(f"Look at it: suffuse serve {summary.path} --open")
 
 
-def picture_facts(root: Path, extractor: "Extractor") -> dict[str, Any]:
-    """What an index remembers of its pictures: where they are, and what made vectors of them."""
-    return {"root": str(root.absolute()), "extractor": extractor.describe()}
-
-
-def suitable_k(pictures: int, regions: bool) -> int:
+def suggest_k(pictures: int, regions: bool) -> int:
     """Neighbours in the graph for so many pictures.
 
     The paper's 50 (200 for regions) suits sets in which things have dozens of views. Where k is larger than the number
@@ -169,22 +140,12 @@ def suitable_k(pictures: int, regions: bool) -> int:
     return 4 * k if regions else k
 
 
-def suitable_whitening(pictures: int, dimensions: int) -> int | None:
+def suggest_whitening(pictures: int, dimensions: int) -> int | None:
     """Dimensions to whiten to, or none where there are too few pictures to learn from."""
     return min(_WHITENED, dimensions) if pictures >= _LEAST_TO_WHITEN else None
 
 
-def _load(model: str, size: int, threads: int | None, **options: Any) -> "Extractor":
-    from suffuse.images import load_extractor
-
-    for name in ("mean", "std"):
-        text = options.pop(name)
-        if text is not None:
-            options[name] = _colours(name, text)
-    return load_extractor(model, size, threads=threads, **options)
-
-
-def _colours(name: str, text: str) -> tuple[float, ...]:
+def _parse_colours(name: str, text: str) -> tuple[float, ...]:
     """One number for all colours, or three."""
     try:
         values = tuple(float(part) for part in text.split(","))
@@ -203,75 +164,30 @@ def extract_pictures(
     skipped: Sequence["Skipped"] = (),
     names: Sequence[str] | None = None,
 ) -> "Extraction":
-    """Extract with a progress bar, then say what it took and what was skipped, `skipped` among it.
+    """Extract with a progress bar, then say what it took and which pictures were skipped, `skipped` among them.
 
     Where `names` are given, only those pictures of the folder.
     """
-    from suffuse.images.cache import cache_path
+    from suffuse.images.cache import locate_cache
     from suffuse.images.folder import extract_folder
+    from suffuse.store.files import write_bytes
 
-    with _picture_bar() as progress:
-        found = extract_folder(folder, cache_path(output), extractor, names=names, regions=regions, progress=progress)
+    cache = locate_cache(output)
+    with progress_bars() as progress:
+        found = extract_folder(folder, cache, extractor, names=names, regions=regions, progress=progress)
     found = found._replace(skipped=sorted([*skipped, *found.skipped]))
-    echo = functools.partial(console(stderr=True).print, soft_wrap=True, markup=False)
-    known = len(found.items) - found.extracted
     if found.extracted:
-        echo(
-            f"{found.extracted:,} pictures extracted in {found.seconds:.1f} s: {found.rate:.1f} images/s,"
+        say(
+            f"{pluralize(found.extracted, 'picture')} extracted in {found.seconds:.1f} s: {found.rate:.1f} images/s,"
             f" the network busy {found.busy:.0%} of the time"
         )
-    if known > 0:
-        echo(f"{known:,} pictures were known already")
+    if known := max(0, len(found.items) - found.extracted):
+        say(f"{pluralize(known, 'picture')} known already")
     if found.skipped:
-        echo(f"{len(found.skipped):,} files were skipped:")
+        say(f"{pluralize(len(found.skipped), 'file')} skipped:")
         for name, reason in found.skipped[:_SHOWN]:
-            echo(f"  {name}: {reason}")
-        if len(found.skipped) > _SHOWN:
-            echo(f"  and {len(found.skipped) - _SHOWN:,} more, listed in {_write_skipped(output, found)}")
+            say(f"  {name}: {reason}")
+    if len(found.skipped) > _SHOWN:
+        write_bytes(cache / "skipped.txt", [f"{name}\t{reason}\n".encode() for name, reason in found.skipped])
+        say(f"  and {len(found.skipped) - _SHOWN:,} more, listed in {cache / 'skipped.txt'}")
     return found
-
-
-def _write_skipped(output: Path, found: "Extraction") -> Path:
-    from suffuse.images.cache import cache_path
-    from suffuse.store.files import write_bytes
-
-    path = cache_path(output) / "skipped.txt"
-    write_bytes(path, [f"{name}\t{reason}\n".encode() for name, reason in found.skipped])
-    return path
-
-
-def _write_npz(output: Path, found: "Extraction") -> None:
-    import numpy as np
-
-    from suffuse.store.files import write_bytes
-
-    arrays: dict[str, Any] = {"features": found.features, "names": np.array([item["name"] for item in found.items])}
-    if found.owners is not None:
-        arrays["owners"] = found.owners
-    content = io.BytesIO()
-    np.savez(content, **arrays)
-    try:
-        write_bytes(output, [content.getvalue()])
-    except OSError as error:
-        raise InvalidInput(f"{output} cannot be written: {error.strerror}; choose another place") from error
-
-
-@contextlib.contextmanager
-def _picture_bar() -> Iterator[Callable[[int, int, float], None]]:
-    """A bar on stderr with pictures per second and the time that is left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    with Progress(
-        TextColumn("pictures "),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:.1f} images/s, left"),
-        TimeRemainingColumn(),
-        console=console(stderr=True),
-    ) as bar:
-        task = bar.add_task("pictures", total=None, rate=0.0)
-
-        def report(done: int, total: int, rate: float) -> None:
-            bar.update(task, completed=done, total=total, rate=rate)
-
-        yield report

@@ -1,20 +1,17 @@
 """The verb export: an index into PostgreSQL."""
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from suffuse.cli.terminal import console, progress_bars
+from suffuse.cli.options import IndexArgument
+from suffuse.cli.terminal import pluralize, progress_bars, say
 
 
 def export(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.", show_default=False)],
-    url: Annotated[
-        str,
-        typer.Option("--to", metavar="URL", show_default=False, help="The database: postgresql://USER@HOST/DATABASE."),
-    ],
-    schema: Annotated[str, typer.Option(help="The schema; an export that it holds is replaced.")] = "suffuse",
+    index: IndexArgument,
+    url: Annotated[str, Option("--to", metavar="URL", help="The database: postgresql://USER@HOST/DATABASE.")],
+    schema: Annotated[str, Option(help="The schema; an export in it is replaced.")] = "suffuse",
 ) -> None:
     """Export an index to PostgreSQL with pgvector: SELECT * FROM suffuse.search(embedding).
 
@@ -25,9 +22,7 @@ def export(
 
     with progress_bars() as progress:
         done = export_index(index, url, schema, progress)
-    console(stderr=True).print(
-        f"{done.images:,} images in the schema {done.schema!r}, generation {done.generation}:"
-        f" {done.bytes / 1e6:,.1f} MB, {done.seconds:.1f} s",
-        soft_wrap=True,
-        markup=False,
+    say(
+        f"{pluralize(done.images, 'image')} in the schema {done.schema!r}, generation {done.generation}:"
+        f" {done.bytes / 1e6:,.1f} MB, {done.seconds:.1f} s"
     )

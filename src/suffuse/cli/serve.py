@@ -1,6 +1,6 @@
 """The verb serve: an index as a page and as an HTTP API."""
 
-import contextlib
+import importlib.util
 import ipaddress
 import os
 import signal
@@ -8,12 +8,12 @@ import socket
 import threading
 import urllib.parse
 import webbrowser
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from suffuse.cli.terminal import say
 from suffuse.errors import InvalidInput, InvalidParams, MissingExtra
 
 if TYPE_CHECKING:
@@ -25,46 +25,23 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def serve(
-    index: Annotated[
-        str,
-        typer.Argument(
-            metavar="INDEX",
-            help="The index directory, or postgresql://USER@HOST/DATABASE that it was exported to.",
-            show_default=False,
-        ),
-    ],
-    host: Annotated[str, typer.Option(help="The address to listen on; the default is for this machine only.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(help="The port; 0 for any that is free.")] = 8000,
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="The folder of the pictures, if not where the index was made.", show_default=False
-        ),
-    ] = None,
+    index: Annotated[str, Argument(metavar="INDEX", help="An index, or postgresql://USER@HOST/DATABASE of an export.")],
+    host: Annotated[str, Option(help="The address to listen on; this one is for this machine only.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="The port; 0 for any that is free.")] = 8000,
+    images: Annotated[Path | None, Option(metavar="FOLDER", help="Where the index's pictures are, if moved.")] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
-            help="A file with what every request must show: Authorization: Bearer TOKEN. It also allows changes."
-            " Or put the token into the environment, as SUFFUSE_TOKEN.",
-            show_default=False,
+            help="A file with the token that requests must show: Authorization: Bearer TOKEN. It also allows changes."
+            " Or set the environment variable SUFFUSE_TOKEN.",
         ),
     ] = None,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Take no changes from those who have the token, either.")
-    ] = False,
-    cors: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ORIGIN", help="Origins whose pages may use the API; repeat it.", show_default=False),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Names it also goes by, behind a proxy; repeat it.", show_default=False),
-    ] = None,
-    schema: Annotated[str, typer.Option(help="The schema of the index in a database.")] = "suffuse",
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="Take no changes, not even with the token.")] = False,
+    cors: Annotated[list[str] | None, Option(metavar="ORIGIN", help="Whose pages may use the API; repeat it.")] = None,
+    allow_host: Annotated[list[str] | None, Option(metavar="NAME", help="Its name behind a proxy; repeat it.")] = None,
+    schema: Annotated[str, Option(help="The schema of the index in a database.")] = "suffuse",
+    open_page: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Serve an index: a page to look at, and an HTTP API (/docs describes it).
 
@@ -72,7 +49,7 @@ def serve(
     """
     if not 0 <= port <= 65535:
         raise InvalidParams(f"port must be a whole number from 0 to 65535, got {port}")
-    token = _token(token_file)
+    token = _read_token(token_file)
     _check_installed()
     from suffuse.server import create_app
 
@@ -81,20 +58,20 @@ def serve(
     app = create_app(
         index, token=token, read_only=read_only, cors=cors or (), hosts=hosts, image_root=images, schema=schema
     )  # fmt: skip
-    with _listening(host, port) as sock:
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{sock.getsockname()[1]}/"
-        served = f"{_without_secrets(index)} ({app.state.service.engine.summary().images:,} images)"
-        typer.echo(f"Serving {served} at {address} - stop it with Ctrl+C", err=True)
+    with _listen(host, port) as sock:
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{sock.getsockname()[1]}/"
+        served = f"{_hide_secrets(index)} ({app.state.service.engine.summarize().images:,} images)"
+        say(f"Serving {served} at {address} - stop it with Ctrl+C")
         if not local and token is None:
-            typer.echo("Everyone who can reach this port can see the pictures; choose a --token-file", err=True)
+            say("Everyone who can reach this port can see the pictures; choose a --token-file")
         if open_page:
             _open_when_ready(app, address)
         _run(app, sock)
 
 
-def _token(file: Path | None) -> str | None:
-    """The token from its file, or from the environment; not from the command line, which everyone here can see."""
+def _read_token(file: Path | None) -> str | None:
+    """The token from its file, or from the environment; not from the command line, which all users here can see."""
     if file is None:
         token = os.environ.get("SUFFUSE_TOKEN")
         if token is not None and not token.strip():
@@ -108,21 +85,19 @@ def _token(file: Path | None) -> str | None:
     if not token or len(token.splitlines()) > 1:
         raise InvalidInput(f"{file} must hold one line, the token; found {len(token.splitlines())}")
     if others and os.name == "posix":
-        typer.echo(f"Others on this machine may read the token; better: chmod 600 {file}", err=True)
+        say(f"Others on this machine may read the token; better: chmod 600 {file}")
     return token
 
 
-def _without_secrets(index: str | Path) -> str:
-    """An index as it may be shown: of a URL only the host and the database, since a password may be anywhere else."""
-    if "://" not in str(index):
-        return str(index)
-    url = urllib.parse.urlsplit(str(index))
+def _hide_secrets(index: str) -> str:
+    """An index without a password: of a URL only the host and the database, since it may be anywhere else."""
+    if "://" not in index:
+        return index
+    url = urllib.parse.urlsplit(index)
     return f"{url.scheme}://{url.hostname or ''}{url.path}"
 
 
 def _check_installed() -> None:
-    import importlib.util
-
     for module in ("fastapi", "uvicorn", "orjson", "python_multipart", "PIL"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(module, "service")
@@ -135,9 +110,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens already, so that a port that is taken is told before anything is loaded."""
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens already, so that a port in use is an error before anything is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio switches off Nagle's delay, which would add 40 ms to every answer.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -150,8 +124,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         raise InvalidInput(
             f"cannot listen on {host}, port {port}: {error.strerror or error}; choose another --port, or 0 for any"
         ) from error
-    with sock:
-        yield sock
+    return sock
 
 
 def _open_when_ready(app: "FastAPI", address: str) -> None:
@@ -172,7 +145,7 @@ def _run(app: "FastAPI", sock: socket.socket) -> None:
     )  # fmt: skip
 
     def ignore(_signal: int, _frame: Any) -> None:
-        """uvicorn sends the signal once more when it has stopped; to be asked to stop is no failure."""
+        """uvicorn raises the signal again when it has stopped; but a request to stop is no failure."""
 
     before = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

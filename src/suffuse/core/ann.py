@@ -15,13 +15,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from suffuse.core import Damaged, neighbors
 from suffuse.core.blas import load_faiss, one_thread
 from suffuse.core.kernels.checksums import UNCHECKED
 from suffuse.core.kernels.hnsw import search_hnsw
-from suffuse.core.neighbors import Features, Neighbors, joined, nearest, nearest_to_rows, proposals, ranked
-from suffuse.core.params import GraphSearch, Params
-from suffuse.errors import IndexBroken
+from suffuse.core.neighbors import Features, Neighbors, nearest, rank
 
+logger = logging.getLogger(__name__)
+
+# Recall .999 on 100,000 x 512 with a search width of 64.
 LINKS = 32
 BUILD_WIDTH = 100
 # Recall@10 on the synthetic set, 512 dimensions: .99 with 64 to 96 candidates, at 20,000 elements and at 100,000.
@@ -40,7 +42,6 @@ class Checked(Protocol):
 
     def check_whole(self) -> None:
         """Raise if any page is not what was written."""
-        ...
 
 
 class HnswGraph(NamedTuple):
@@ -111,50 +112,51 @@ def nearest_by_hnsw(
     queries, features = np.ascontiguousarray(queries), np.ascontiguousarray(features)
     n = len(features)
     k = min(k, n)
-    proposed = proposals(k, n)
+    proposed = neighbors.count_proposals(k, n)
     arrays, entry = _checked(graph, n)
-    # Zeros: an id that exists, in the places of lists that stay short.
+    # Zeros: an id that exists, where lists stay short.
     ids, counts = np.zeros((len(queries), proposed), np.uint32), np.empty(len(queries), np.int64)
     width, checks = min(max(ef, proposed), n), tuple(file.kernel for file in pages) or (UNCHECKED,) * 4
     search_hnsw(queries, features, *arrays, entry, checks, width, fetch, ids, counts)
     fewest = counts.min(initial=proposed)
     if fewest < 0:
-        raise IndexBroken(
-            "features.npy or the search graph was damaged, or it holds ids that do not exist; run suffuse verify, then"
-            " copy or build the index again"
-        )
+        raise Damaged("features.npy or the search graph was damaged, or it holds ids that do not exist")
     if own_ids is not None:
         missing = ~(ids == own_ids[:, None]).any(axis=1)
         ids[missing, -1] = own_ids[missing]
-    found = ranked(queries, features, ids, k, own_ids)
+    found = rank(queries, features, ids, k, own_ids)
     if fewest < proposed:
         for row in np.flatnonzero(counts < proposed).tolist():
-            if own_ids is not None:  # its places that stay short may hold itself
-                again = nearest_to_rows(features, int(own_ids[row]), int(own_ids[row]) + 1, k)
+            if own_ids is not None:  # what stays short may hold itself
+                again = neighbors.nearest_to_rows(features, int(own_ids[row]), int(own_ids[row]) + 1, k)
             elif (count := int(counts[row])) < k:
                 for file in pages[:1]:
                     file.check_whole()  # all features are read now
                 again = nearest(queries[row : row + 1], features, k)
             else:
-                again = ranked(queries[row : row + 1], features, ids[[row], :count], k, None)
+                again = rank(queries[row : row + 1], features, ids[[row], :count], k, None)
             found.ids[row], found.sims[row] = again.ids[0], again.sims[0]
     if not np.isfinite(found.sims).all():
-        raise IndexBroken(
-            "features.npy holds values that are not finite; run suffuse verify, then copy the index again"
-        )
+        raise Damaged("features.npy holds values that are not finite")
     return found
+
+
+def nearest_along_links(graph: HnswGraph, ef: int, features: Features, start: int, stop: int, k: int) -> Neighbors:
+    """The same for the elements start..stop, each first in its own list."""
+    own_ids = np.arange(start, stop, dtype=np.uint32)
+    return nearest_by_hnsw(features[start:stop], features, graph, k, ef, own_ids=own_ids)
 
 
 def nearest_linked_or_added(
     queries: Features, features: Features, graph: HnswGraph, k: int, ef: int, fetch: bool, pages: Sequence[Checked]
 ) -> Neighbors:
-    """The same where the graph links only the first elements; those added since are compared with every query."""
+    """`nearest_by_hnsw` where only the first elements are linked; queries are compared with all added since."""
     linked = len(graph.links)
     found = nearest_by_hnsw(queries, features[:linked], graph, k, ef, fetch=fetch, pages=pages)
     if linked == len(features):
         return found
     added = nearest(queries, features[linked:], k)
-    return joined(found, added._replace(ids=added.ids + np.int32(linked)), k)
+    return neighbors.merge_lists(found, added._replace(ids=added.ids + np.int32(linked)), k)
 
 
 def _checked(graph: HnswGraph, n: int) -> tuple[list[NDArray[np.uint32]], int]:
@@ -167,10 +169,9 @@ def _checked(graph: HnswGraph, n: int) -> tuple[list[NDArray[np.uint32]], int]:
         and 0 <= entry[0] < n
     )
     if not fits:
-        raise IndexBroken(
+        raise Damaged(
             f"the search graph does not fit {n} elements: it has"
-            f" {', '.join(f'{name} {a.dtype}{list(a.shape)}' for name, a in graph._asdict().items())};"
-            " copy or build the index again"
+            f" {', '.join(f'{name} {a.dtype}{list(a.shape)}' for name, a in graph._asdict().items())}"
         )
     return [array.view(np.uint32) for array in graph[:-1]], int(entry[0])
 
@@ -211,16 +212,11 @@ def _graph_of(hnsw: Any, m: int, n: int, linked: NDArray[np.int32], copies: NDAr
     return HnswGraph(links, upper_start, names[upper].reshape(-1, m), copies, entry)
 
 
-logger = logging.getLogger(__name__)
+# --- IVFADC as in the paper: 128 sub-vectors of (there) 16 dimensions, a byte for each
 
-# IVFADC as in the paper: 128 sub-vectors of (there) 16 dimensions, a byte for each.
 SUB_VECTORS = 128
 SUB_VECTOR_DIMENSIONS = 16
 CODE_BITS = 8
-
-# HNSW: recall .999 on 100,000 x 512 with a search width of 64 (design.md).
-HNSW_LINKS = 32
-HNSW_BUILD_WIDTH = 100
 
 # Rows searched at a time: so few that faiss compares them with the cells one by one. A product of matrices has other
 # last bits in each batch, and with them other cells; so lists do not depend on the block.
@@ -229,70 +225,13 @@ _BATCH = 16
 _BLAS_SETTING = threading.Lock()
 
 
-def train_index(features: Features, search: GraphSearch) -> memoryview:
-    """The bytes of the approximate index of unit rows (n, d), as faiss reads them.
+def train_ivfadc(features: Features) -> memoryview:
+    """The bytes of the IVFADC index of unit rows (n, d), as faiss reads them; the same rows give the same bytes.
 
-    On one thread, whatever the caller allows: several would add elements to HNSW in an order of chance. The same
-    rows give the same bytes.
+    It has round(sqrt(n)) cells; what is left of each row within its cell is a code of 128 bytes.
     """
-    faiss = load_faiss()
-    features = np.ascontiguousarray(features)
-    with one_thread():
-        index = _trained_ivfadc(features) if search == "ivfadc" else _linked_hnsw(features)
-    trained: memoryview = faiss.serialize_index(index).data
-    return trained
-
-
-def read_index(path: str, search: GraphSearch, params: Params) -> Any:
-    """Open an approximate index to search as wide as the parameters say, its data memory-mapped where faiss can."""
-    faiss = load_faiss()
-    # faiss maps the lists of IVFADC with one flag, and the arrays of HNSW with another that came later.
-    flag = faiss.IO_FLAG_MMAP if search == "ivfadc" else getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
-    try:
-        index = faiss.read_index(path, flag)
-    except RuntimeError as error:
-        raise IndexBroken(f"{path} cannot be read: {str(error).strip()}; remove it and build again") from error
-    if search == "ivfadc":
-        index.nprobe = min(params.probes, index.nlist)
-        # Else it starts 32 threads at each search, only to fetch pages.
-        faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
-    else:
-        index.hnsw.efSearch = params.ef
-    return index
-
-
-def nearest_by_faiss(index: Any, features: Features, start: int, stop: int, k: int) -> Neighbors:
-    """NN_k of the elements start..stop as the index sees them, each element first in its own list, by id.
-
-    The similarities are exact. A list that has fewer than k ends with the element itself (see `Neighbors`).
-    """
-    queries, features = np.ascontiguousarray(features[start:stop]), np.ascontiguousarray(features)
-    k, own = min(k, len(features)), np.arange(start, stop, dtype=np.uint32)[:, None]
-    faiss, wide = load_faiss(), None
-    if isinstance(index, faiss.IndexHNSW):
-        # With fewer candidates than k, faiss stops early and returns half a list.
-        wide = faiss.SearchParametersHNSW(efSearch=max(index.hnsw.efSearch, k))
-    found = np.empty((len(queries), k), np.int64)
-    for first in range(0, len(queries), _BATCH):
-        found[first : first + _BATCH] = index.search(queries[first : first + _BATCH], k, params=wide)[1]
-    ids = np.where(found < 0, own, found).astype(np.uint32)
-    lost = ~(ids == own).any(axis=1)
-    ids[lost, -1] = own[lost, 0]
-    return _repeats_last(ranked(queries, features, ids, k, own[:, 0]))
-
-
-def _repeats_last(neighbors: Neighbors) -> Neighbors:
-    """Lists in which the element itself, where it stands in for what was not found, comes last, similarity 0."""
-    repeated = neighbors.ids == neighbors.ids[:, :1]
-    repeated[:, 0] = False
-    order = np.argsort(repeated, axis=1, kind="stable")
-    sims = np.where(repeated, np.float32(0), neighbors.sims)
-    return Neighbors(np.take_along_axis(neighbors.ids, order, axis=1), np.take_along_axis(sims, order, axis=1))
-
-
-def _trained_ivfadc(features: NDArray[np.float32]) -> Any:
-    """Round(sqrt(n)) cells, and the rest of each row within its cell as a code of 128 bytes, by inner product."""
-    faiss, (n, dimensions) = load_faiss(), features.shape
+    faiss, features = load_faiss(), np.ascontiguousarray(features)
+    n, dimensions = features.shape
     bits = min(CODE_BITS, n.bit_length() - 1)
     if bits < CODE_BITS:
         logger.warning(
@@ -313,18 +252,46 @@ def _trained_ivfadc(features: NDArray[np.float32]) -> Any:
     # faiss draws its samples with fixed seeds. It would print a warning for each small set, although a cell of
     # sqrt(n) rows is what the paper asks for.
     index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
-    with _by_blas():
-        index.train(features)
-    index.add(features)
-    return index
+    with one_thread():
+        with _by_blas():
+            index.train(features)
+        index.add(features)
+    trained: memoryview = faiss.serialize_index(index).data
+    return trained
 
 
-def _linked_hnsw(features: NDArray[np.float32]) -> Any:
+def read_ivfadc(path: str, probes: int) -> Any:
+    """Open an IVFADC index, its lists memory-mapped, to visit so many cells."""
     faiss = load_faiss()
-    index = faiss.IndexHNSWFlat(features.shape[1], HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = HNSW_BUILD_WIDTH
-    index.add(features)
+    try:
+        index = faiss.read_index(path, faiss.IO_FLAG_MMAP)
+    except RuntimeError as error:
+        raise Damaged(f"{path} cannot be read: {str(error).strip()}") from error
+    index.nprobe = min(probes, index.nlist)
+    # Else it starts 32 threads at each search, only to fetch pages.
+    faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
     return index
+
+
+def nearest_by_ivfadc(index: Any, features: Features, start: int, stop: int, k: int) -> Neighbors:
+    """NN_k of the elements start..stop as the index sees them, each element first in its own list, by id.
+
+    The similarities are exact. A list that has fewer than k ends with the element itself (see `Neighbors`).
+    """
+    queries, features = np.ascontiguousarray(features[start:stop]), np.ascontiguousarray(features)
+    k, own = min(k, len(features)), np.arange(start, stop, dtype=np.uint32)[:, None]
+    found = np.empty((len(queries), k), np.int64)
+    for first in range(0, len(queries), _BATCH):
+        found[first : first + _BATCH] = index.search(queries[first : first + _BATCH], k)[1]
+    ids = np.where(found < 0, own, found).astype(np.uint32)
+    lost = ~(ids == own).any(axis=1)
+    ids[lost, -1] = own[lost, 0]
+    ranked = rank(queries, features, ids, k, own[:, 0])
+    # The element itself, where it stands in for what was not found, goes to the end, with similarity 0.
+    repeated = ranked.ids == ranked.ids[:, :1]
+    repeated[:, 0] = False
+    sims = np.where(repeated, np.float32(0), ranked.sims)
+    return neighbors.reorder_lists(Neighbors(ranked.ids, sims), np.argsort(repeated, axis=1, kind="stable"))
 
 
 @contextlib.contextmanager

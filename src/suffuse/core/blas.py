@@ -28,10 +28,7 @@ def on_every_core(work: Callable[[int, int], T], count: int, step: int = 1) -> l
 
     What they return is in the order of the parts. For work that leaves the GIL alone.
     """
-    each = max(-(-count // (cores() * step)), 1) * step
-    starts = range(0, count, each)
-    with ThreadPoolExecutor(max(len(starts), 1)) as pool:
-        return list(pool.map(lambda start: work(start, min(start + each, count)), starts))
+    return in_blocks(work, count, max(-(-count // (cores() * step)), 1) * step) if count else []
 
 
 def in_blocks(work: Callable[[int, int], T], count: int, block: int) -> list[T]:

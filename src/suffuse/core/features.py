@@ -25,10 +25,27 @@ class Whitening(NamedTuple):
     projection: NDArray[np.float64]  # (d, D)
 
 
-def check_matrix(features: Any, name: str, *, least_rows: int = 2, dimensions: int | None = None) -> None:
+def as_array(values: Any, name: str) -> NDArray[Any]:
+    """Anything array-like as an array: lists of numbers, tensors and whatever else has `__array__`."""
+    if isinstance(values, np.ndarray):
+        return values
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # of other lengths in each row; of a tensor with gradients
+        raise InvalidInput(f"{name} cannot be read as an array: {error}; give rows of the same length") from error
+    if array.dtype.kind not in "fiub":
+        raise InvalidInput(f"{name} must be an array of numbers, got {type(values).__name__} of {array.dtype}")
+    return array
+
+
+def as_features(values: Any, name: str) -> NDArray[Any]:
+    """The same for features: whole numbers in a list are not meant as a type."""
+    array = as_array(values, name)
+    return array.astype(np.float64) if isinstance(values, list | tuple) and array.dtype.kind in "iu" else array
+
+
+def check_matrix(features: NDArray[Any], name: str, *, least_rows: int = 2, dimensions: int | None = None) -> None:
     """What can be told from shape and type alone: two dimensions, enough rows, an accepted type."""
-    if not isinstance(features, np.ndarray):
-        raise InvalidInput(f"{name} must be a numpy array, got {type(features).__name__}; use numpy.asarray")
     check_kind(features.shape, features.dtype, name)
     if len(features) < least_rows:
         raise InvalidInput(f"{name} has {len(features)} rows; at least {least_rows} are needed")
@@ -44,8 +61,7 @@ def check_matrix(features: Any, name: str, *, least_rows: int = 2, dimensions: i
 def check_kind(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
     """Refuse a shape or a type of values that features cannot have."""
     if len(shape) != 2:
-        hint = "; for one vector use vector[None, :]" if len(shape) == 1 else ""
-        raise InvalidInput(f"{name} must have two dimensions (rows, values), found shape {shape}{hint}")
+        raise InvalidInput(f"{name} must have two dimensions (rows, values), found shape {shape}")
     if dtype.name not in ACCEPTED_TYPES:
         raise InvalidInput(
             f"{name} has values of type {dtype}; use one of {', '.join(ACCEPTED_TYPES)}"

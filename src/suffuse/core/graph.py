@@ -6,16 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.core.blas import on_every_core
-from suffuse.core.kernels.graph import (
-    fill_affinity,
-    fill_affinity_of_listed,
-    join_components,
-    normalize_affinity,
-    number_along,
-    renumber,
-    sum_rows,
-    turn_lists,
-)
+from suffuse.core.kernels import graph as kernels
 from suffuse.core.neighbors import Neighbors
 
 
@@ -49,7 +40,7 @@ def affinity(neighbors: Neighbors, gamma: float, rows: range | None = None) -> G
     if rows is None:
         return _whole_affinity(ids, sims, gamma)
     a = _room_for(len(rows), ids.shape[1])
-    fill_affinity(ids, sims, gamma, rows.start, *a)
+    kernels.fill_affinity(ids, sims, gamma, rows.start, *a)
     count = int(a.indptr[-1])
     return Graph(a.indptr, a.indices[:count].copy(), a.weights[:count].copy())
 
@@ -57,18 +48,16 @@ def affinity(neighbors: Neighbors, gamma: float, rows: range | None = None) -> G
 def _whole_affinity(ids: NDArray[np.uint32], sims: NDArray[np.float32], gamma: float) -> Graph:
     """All rows of A at once, several times faster."""
     list_ptr, listers = np.empty(len(ids) + 1, np.uint64), np.empty(ids.size, np.uint32)
-    turn_lists(ids, list_ptr, listers)
+    kernels.turn_lists(ids, list_ptr, listers)
 
     def some_rows(start: int, stop: int) -> Graph:
         a = _room_for(stop - start, ids.shape[1])
-        fill_affinity_of_listed(ids, sims, gamma, start, list_ptr, listers, *a)
+        kernels.fill_affinity_of_listed(ids, sims, gamma, start, list_ptr, listers, *a)
         return a
 
     parts = on_every_core(some_rows, len(ids))
-    counts = [int(part.indptr[-1]) for part in parts]
     indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(part.indptr) for part in parts]))])
-    indices = np.concatenate([part.indices[:count] for part, count in zip(parts, counts, strict=True)])
-    weights = np.concatenate([part.weights[:count] for part, count in zip(parts, counts, strict=True)])
+    indices, weights = (np.concatenate([part[field][: int(part.indptr[-1])] for part in parts]) for field in (1, 2))
     return Graph(indptr.astype(np.uint64), indices, weights)
 
 
@@ -80,7 +69,7 @@ def _room_for(rows: int, k: int) -> Graph:
 def degrees_of(a: Graph) -> NDArray[np.float64]:
     """The diagonal of D: the sum of each row of A."""
     degrees = np.empty(len(a.indptr) - 1)
-    sum_rows(a.indptr, a.weights, degrees)
+    kernels.sum_rows(a.indptr, a.weights, degrees)
     return degrees
 
 
@@ -90,7 +79,7 @@ def transition(a: Graph, start: int = 0, degrees: NDArray[np.float64] | None = N
     Where `a` holds only the rows of A from `start` on, `degrees` are those of all nodes.
     """
     weights = np.empty_like(a.weights)
-    normalize_affinity(*a, start, degrees_of(a) if degrees is None else degrees, weights)
+    kernels.normalize_affinity(*a, start, degrees_of(a) if degrees is None else degrees, weights)
     return a._replace(weights=weights)
 
 
@@ -108,31 +97,31 @@ def order_of_wanted(graph: Graph, group: int, wanted: NDArray[np.bool_]) -> tupl
     order = np.empty(len(degrees), np.uint32)
     # Groups are made where the graph is densest first: what is left over lies at the edge.
     densest_first = np.argsort(degrees.max(initial=0) - degrees, kind="stable").astype(np.uint32)
-    count = number_along(densest_first, wanted.view(np.uint8), group, *graph, order)
+    count = kernels.number_along(densest_first, wanted.view(np.uint8), group, *graph, order)
     return order, count
 
 
 def inverse(order: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """At which place of the order each node stands."""
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order), dtype=order.dtype)
-    return place
+    """At which row of the order each node stands."""
+    row = np.empty_like(order)
+    row[order] = np.arange(len(order), dtype=order.dtype)
+    return row
 
 
-def renumbered(graph: Graph, nodes: NDArray[np.uint32], number: NDArray[np.uint32]) -> Graph:
+def number_rows(graph: Graph, nodes: NDArray[np.uint32], number: NDArray[np.uint32]) -> Graph:
     """The rows of `nodes`, one after another, where node i is now called number[i]."""
     new = _with_rows_of(graph, nodes)
-    renumber(nodes, number, *graph, new.indices, new.weights)
+    kernels.renumber(nodes, number, *graph, new.indices, new.weights)
     return new
 
 
-def reordered(graph: Graph, order: NDArray[np.uint32]) -> Graph:
+def reorder(graph: Graph, order: NDArray[np.uint32]) -> Graph:
     """The same graph with node order[i] as its node i."""
     number, new = inverse(order), _with_rows_of(graph, order)
 
     def some_rows(start: int, stop: int) -> None:
         rows = slice(int(new.indptr[start]), int(new.indptr[stop]))
-        renumber(order[start:stop], number, *graph, new.indices[rows], new.weights[rows])
+        kernels.renumber(order[start:stop], number, *graph, new.indices[rows], new.weights[rows])
 
     on_every_core(some_rows, len(order))
     return new
@@ -149,7 +138,7 @@ def summarize(graph: Graph) -> GraphSummary:
     """Degrees, isolated nodes and connected components."""
     degrees = np.diff(graph.indptr).astype(np.int64)
     components = np.empty(len(degrees), np.uint32)
-    join_components(graph.indptr, graph.indices, components)
+    kernels.join_components(graph.indptr, graph.indices, components)
     sizes = np.bincount(components)
     return GraphSummary(
         edges=len(graph.indices) // 2,

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from suffuse.core import Damaged
 from suffuse.core.kernels.nearest import keep_largest_of_columns, keep_largest_of_rows, rank_pairs, scan
-from suffuse.errors import IndexBroken
 
 Features = NDArray[np.float32]
 
@@ -37,21 +37,21 @@ def nearest(queries: Features, features: Features, k: int, sims: NDArray[np.floa
 
     `sims` (m, n) are their products up to rounding, where they are known already.
     """
-    return _nearest(queries, features, min(k, len(features)), own_ids=None, sims=sims)
+    return _find_nearest(queries, features, k, own_ids=None, sims=sims)
 
 
 def nearest_to_rows(features: Features, start: int, stop: int, k: int) -> Neighbors:
     """NN_k of the elements start..stop among all, each element first in its own list, by id, even among duplicates."""
     own_ids = np.arange(start, stop, dtype=np.uint32)
-    return _nearest(features[start:stop], features, min(k, len(features)), own_ids=own_ids)
+    return _find_nearest(features[start:stop], features, k, own_ids=own_ids)
 
 
 def nearest_to_elements(features: Features, elements: NDArray[np.integer], k: int) -> Neighbors:
     """The same for any elements."""
-    return _nearest(features[elements], features, min(k, len(features)), own_ids=elements.astype(np.uint32))
+    return _find_nearest(features[elements], features, k, own_ids=elements.astype(np.uint32))
 
 
-def nearest_of_shown(find: Callable[[int], Neighbors], hidden: NDArray[np.bool_], k: int) -> Neighbors:
+def nearest_visible(find: Callable[[int], Neighbors], hidden: NDArray[np.bool_], k: int) -> Neighbors:
     """NN_k among the elements that are not hidden, of which k is cut; `find(count)` gives the nearest of all."""
     n = len(hidden)
     k = min(k, n - int(hidden.sum()))
@@ -62,57 +62,57 @@ def nearest_of_shown(find: Callable[[int], Neighbors], hidden: NDArray[np.bool_]
         if count == n or (shown.sum(axis=1) >= k).all():
             break
         count = min(n, 2 * count)
-    return in_order(found, np.argsort(~shown, axis=1, kind="stable")[:, :k])
+    return reorder_lists(found, np.argsort(~shown, axis=1, kind="stable")[:, :k])
 
 
-def in_order(lists: Neighbors, order: NDArray[np.integer]) -> Neighbors:
+def reorder_lists(lists: Neighbors, order: NDArray[np.integer]) -> Neighbors:
     """Each list with its entry order[i, j] as entry j."""
     ids, sims = (np.ascontiguousarray(np.take_along_axis(array, order, axis=1)) for array in (lists.ids, lists.sims))
     return Neighbors(ids.astype(np.int32, copy=False), sims.astype(np.float32, copy=False))
 
 
-def joined(a: Neighbors, b: Neighbors, k: int) -> Neighbors:
+def merge_lists(a: Neighbors, b: Neighbors, k: int) -> Neighbors:
     """The k nearest of two lists for the same rows, of different elements."""
     lists = Neighbors(np.concatenate([a.ids, b.ids], axis=1), np.concatenate([a.sims, b.sims], axis=1))
-    return in_order(lists, np.lexsort((lists.ids, -lists.sims), axis=1)[:, :k])
+    return reorder_lists(lists, np.lexsort((lists.ids, -lists.sims), axis=1)[:, :k])
 
 
-def proposals(k: int, n: int) -> int:
+def count_proposals(k: int, n: int) -> int:
     """How many elements a coarse search proposes for the k nearest of n: a few more, for what rounding may swap."""
     return min(n, k + 8 + k // 16)
 
 
-def _nearest(
+def _find_nearest(
     queries: Features,
     features: Features,
     k: int,
     own_ids: NDArray[np.uint32] | None,
     sims: NDArray[np.float32] | None = None,
 ) -> Neighbors:
-    queries, features = np.ascontiguousarray(queries), np.ascontiguousarray(features)
-    count = proposals(k, len(features))
+    queries, features, k = np.ascontiguousarray(queries), np.ascontiguousarray(features), min(k, len(features))
+    count = count_proposals(k, len(features))
     best = Lists(len(queries), count)
     if sims is None and len(queries) < _FEW:
-        sims = similarities(queries, features)
+        sims = scan_similarities(queries, features)
     if sims is not None:
         best.enter_rows(0, sims, 0)
     else:
         columns = max(TILE, TILE * TILE // len(queries))  # few queries: as large a product, of another shape
         for i in range(0, len(queries), TILE):
             for j in range(0, len(features), columns):
-                best.enter_rows(i, product(queries[i : i + TILE], features[j : j + columns]), j)
-    return chosen(queries, features, *unpacked(best.largest()), k, own_ids)
+                best.enter_rows(i, multiply(queries[i : i + TILE], features[j : j + columns]), j)
+    return choose_nearest(queries, features, *unpack_keys(best.largest()), k, own_ids)
 
 
-def similarities(queries: Features, features: Features) -> NDArray[np.float32]:
+def scan_similarities(queries: Features, features: Features) -> NDArray[np.float32]:
     """queries features^T for few queries: the same for each of them in every batch, but not exact in the last bits."""
     sims = np.empty((len(queries), len(features)), np.float32)
     scan(queries, features, sims)
     return sims
 
 
-def product(a: Features, b: Features) -> NDArray[np.float32]:
-    """a b^T; numbers that are not finite are found by `chosen`."""
+def multiply(a: Features, b: Features) -> NDArray[np.float32]:
+    """a b^T; numbers that are not finite are found by `choose_nearest`."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(a @ b.T)
 
@@ -151,7 +151,7 @@ def largest_keys(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
     return np.ascontiguousarray(np.sort(keys, axis=1)[:, ::-1])
 
 
-def unpacked(keys: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def unpack_keys(keys: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Similarities and ids of keys; nan and -1 for the key 0, which stands for nothing."""
     ordered = (keys >> np.uint64(32)).astype(np.uint32)
     sign = np.uint32(1 << 31)
@@ -160,7 +160,7 @@ def unpacked(keys: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.
     return sims, np.where(keys == 0, -1, ids)
 
 
-def chosen(
+def choose_nearest(
     queries: Features,
     features: Features,
     coarse: NDArray[np.float32],
@@ -176,14 +176,12 @@ def chosen(
     n, dimensions = features.shape
     if found.min(initial=0) < 0 or not np.isfinite(coarse).all():
         # Features are checked at the border, so these come from a damaged index.
-        raise IndexBroken(
-            "features.npy holds values that are not finite; run suffuse verify, then copy the index again"
-        )
+        raise Damaged("features.npy holds values that are not finite")
     ids = found.astype(np.uint32)
     if own_ids is not None:
         missing = ~(ids == own_ids[:, None]).any(axis=1)
         ids[missing, -1] = own_ids[missing]
-    result = ranked(queries, features, ids, k, own_ids)
+    result = rank(queries, features, ids, k, own_ids)
     if ids.shape[1] < n:
         # Four times the rounding error to be expected of a float32 sum of d products.
         slack = np.float32(4 * np.sqrt(dimensions) * np.finfo(np.float32).eps)
@@ -192,12 +190,12 @@ def chosen(
             floor = result.sims[row, -1] - slack
             everyone = np.flatnonzero(features @ queries[row] >= floor).astype(np.uint32)
             own = None if own_ids is None else own_ids[row : row + 1]
-            again = ranked(queries[row : row + 1], features, everyone[None, :], k, own)
+            again = rank(queries[row : row + 1], features, everyone[None, :], k, own)
             result.ids[row], result.sims[row] = again.ids[0], again.sims[0]
     return result
 
 
-def ranked(
+def rank(
     queries: Features, features: Features, ids: NDArray[np.uint32], k: int, own_ids: NDArray[np.uint32] | None
 ) -> Neighbors:
     """The k best of the proposed ids, by similarity, then by id; `own_ids` come first."""
@@ -217,23 +215,25 @@ def shard_starts(n: int, block: int) -> range:
     return range(0, n, max(rows // block, 1) * block)
 
 
-def within(features: Features, start: int, stop: int, k: int) -> NDArray[np.uint64]:
+def search_shard(features: Features, start: int, stop: int, k: int) -> NDArray[np.uint64]:
     """Keys of the nearest in the shard start..stop of each of its elements, largest first."""
-    best = Lists(stop - start, proposals(k, len(features)))
+    best = Lists(stop - start, count_proposals(k, len(features)))
     for i in range(start, stop, TILE):
         for j in range(start, stop, TILE):
-            best.enter_rows(i - start, product(features[i : min(i + TILE, stop)], features[j : min(j + TILE, stop)]), j)
+            best.enter_rows(
+                i - start, multiply(features[i : min(i + TILE, stop)], features[j : min(j + TILE, stop)]), j
+            )
     return best.largest()
 
 
-def between(
+def search_pair(
     features: Features, a: range, b: range, own_a: NDArray[np.uint64], own_b: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Keys of the nearest in b of each element of a, and in a of each element of b; own_* are those of `within`."""
+    """Keys of the nearest in b of each element of a, and in a of each of b; own_* are those of `search_shard`."""
     best_a, best_b = (Lists(len(own), own.shape[1], _floors(own)) for own in (own_a, own_b))
     for i in range(a.start, a.stop, TILE):
         for j in range(b.start, b.stop, TILE):
-            sims = product(features[i : min(i + TILE, a.stop)], features[j : min(j + TILE, b.stop)])
+            sims = multiply(features[i : min(i + TILE, a.stop)], features[j : min(j + TILE, b.stop)])
             best_a.enter_rows(i - a.start, sims, j)
             best_b.enter_columns(j - b.start, sims, i)
     return best_a.largest(), best_b.largest()
@@ -241,13 +241,13 @@ def between(
 
 def _floors(own: NDArray[np.uint64]) -> NDArray[np.float32]:
     """The similarity that an element must exceed to matter: that of the last one known; none where lists are short."""
-    sims, _ = unpacked(own[:, -1])
+    sims, _ = unpack_keys(own[:, -1])
     # One step lower: of equal similarities the smaller id is kept, and it may be in the other shard.
     return np.where(own[:, -1] == 0, np.float32(-np.inf), np.nextafter(sims, np.float32(-np.inf)))
 
 
-def merged(features: Features, start: int, stop: int, parts: Sequence[NDArray[np.uint64]], k: int) -> Neighbors:
+def merge_shards(features: Features, start: int, stop: int, parts: Sequence[NDArray[np.uint64]], k: int) -> Neighbors:
     """NN_k of the elements start..stop, from their lists of all shards (stop - start, .)."""
-    keys = largest_keys(np.concatenate(parts, axis=1), proposals(k, len(features)))
+    keys = largest_keys(np.concatenate(parts, axis=1), count_proposals(k, len(features)))
     own_ids = np.arange(start, stop, dtype=np.uint32)
-    return chosen(features[start:stop], features, *unpacked(keys), min(k, len(features)), own_ids)
+    return choose_nearest(features[start:stop], features, *unpack_keys(keys), min(k, len(features)), own_ids)

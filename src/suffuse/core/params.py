@@ -1,11 +1,10 @@
 """The parameters of an index: one frozen value, checked at birth."""
 
 import dataclasses
-import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args, get_origin
 
 from suffuse.errors import InvalidParams
 
@@ -13,8 +12,10 @@ Support = Literal["graph", "features"]
 ValueType = Literal["uint8", "float16", "float32"]
 Pool = Literal["sum", "none"]
 Search = Literal["exact", "ivfadc", "hnsw"]
-GraphSearch = Literal["exact", "cells", "ivfadc", "hnsw"]
 SeedSearch = Literal["exact", "hnsw"]
+
+# Called with the name of a stage, how much of it is done, and how much there is.
+Progress = Callable[[str, int, int], None]
 
 # What indexes were like before a parameter existed: their manifests do not name it.
 _BEFORE = {
@@ -50,15 +51,16 @@ class Params:
     values      how columns are stored: "uint8", a compact code; or plain entries, "float16" or "float32"
     pool        of a regional index: "sum" stores columns summed over the regions of each image, "none" as they are
     graph_search    how the k-NN lists of the graph are found: "exact"; "hnsw", for a few hundred thousand elements and
-                    more; "cells" (exact within the nearest cells of k-means); or "ivfadc" (the paper's)
+                    more; or "ivfadc" (the paper's)
     support_search  the same for the L-NN of support="features"
     seed_search     how the seeds of a query are found: "exact", or "hnsw", for which the index holds links (264 bytes
                     per element)
-    probes      cells that "cells" and "ivfadc" visit, of round(sqrt(n)); more find more
-    ef          candidates that HNSW keeps while it searches for the graph or for supports, k at least; more find more
+    probes      cells that "ivfadc" visits, of round(sqrt(n)); higher: better recall, slower
+    ef          candidates that HNSW keeps while it searches for the graph or for supports, k at least; higher: better
+                recall, slower
     with_graph  the index holds the graph, too (8 bytes an edge and end), so that chains through it can be shown
-    with_lists  the index holds the k-NN lists, too (8 bytes a neighbour), so that it can be added to without a search
-                of everything
+    with_lists  the index holds the k-NN lists, too (8 bytes a neighbour), so that images can be added without a new
+                search of everything
     """
 
     k: int = 50
@@ -73,7 +75,7 @@ class Params:
     whiten_power: float = 1.0
     values: ValueType = "uint8"
     pool: Pool = "sum"
-    graph_search: GraphSearch = "exact"
+    graph_search: Search = "exact"  # an index of version 0.1 may say "cells" (`refuse_cells`)
     support_search: Search = "exact"
     seed_search: SeedSearch = "exact"
     probes: int = 32
@@ -83,31 +85,25 @@ class Params:
 
     def __post_init__(self) -> None:
         _whole("k", self.k, least=2)
-        _between("alpha", self.alpha, 0.0, 1.0, low_included=False, high_included=False)
-        _between("gamma", self.gamma, 0.0, 100.0, low_included=False)
-        _one_of("support", self.support, ("graph", "features"))
-        _whole("truncation", self.truncation, least=1)
-        _whole("keep", self.keep, least=1)
-        _whole("iterations", self.iterations, least=1)
-        _between("tolerance", self.tolerance, 0.0, 1.0, low_included=False, high_included=False)
+        for name in ("truncation", "keep", "iterations", "probes", "ef"):
+            _whole(name, getattr(self, name), least=1)
         if self.whiten is not None:
             _whole("whiten", self.whiten, least=1)
-        _between("whiten_power", self.whiten_power, 0.0, 1.0)
-        _one_of("values", self.values, ("uint8", "float16", "float32"))
+        _number("alpha", self.alpha, "above 0 and below 1", lambda x: 0 < x < 1)
+        _number("gamma", self.gamma, "above 0 and at most 100", lambda x: 0 < x <= 100)
+        _number("tolerance", self.tolerance, "above 0 and below 1", lambda x: 0 < x < 1)
+        _number("whiten_power", self.whiten_power, "at least 0 and at most 1", lambda x: 0 <= x <= 1)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if get_origin(field.type) is Literal and (field.name, str(value)) != ("graph_search", "cells"):
+                _one_of(field.name, value, get_args(field.type))
+            elif field.type is bool and not isinstance(value, bool):
+                raise _refuse(field.name, value, "True or False")
         if self.values == "float16" and 1 / (1 - float(self.alpha)) > _LARGEST_FLOAT16:
             # An entry of a column can be as large as 1 / (1 - alpha).
             raise _refuse(
                 "values", self.values, f"'uint8' or 'float32' for alpha {self.alpha}, whose columns outgrow float16"
             )
-        _one_of("pool", self.pool, ("sum", "none"))
-        _one_of("graph_search", self.graph_search, ("exact", "cells", "ivfadc", "hnsw"))
-        _one_of("seed_search", self.seed_search, ("exact", "hnsw"))
-        _one_of("support_search", self.support_search, ("exact", "ivfadc", "hnsw"))
-        _whole("probes", self.probes, least=1)
-        _whole("ef", self.ef, least=1)
-        for name in ("with_graph", "with_lists"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise _refuse(name, value, "True or False")
         for field in dataclasses.fields(self):
             # numpy's numbers are welcome, but a manifest holds plain ones.
             value = getattr(self, field.name)
@@ -134,6 +130,14 @@ class Params:
         return cls(**values)
 
 
+def refuse_cells(params: Params) -> None:
+    """Raise if neighbours would have to be found by a search that is no longer there."""
+    if str(params.graph_search) == "cells":
+        raise InvalidParams(
+            'graph_search="cells" is no longer there to find neighbours; build with graph_search="hnsw" instead'
+        )
+
+
 def _refuse(name: str, found: object, wanted: str) -> InvalidParams:
     """The one sentence form for every bad parameter."""
     return InvalidParams(f"{name} must be {wanted}, got {found!r}")
@@ -148,24 +152,13 @@ def _whole(name: str, found: object, *, least: int) -> None:
         raise _refuse(name, found, wanted if int(found) < least else f"at most {LARGEST_COUNT}")
 
 
-def _between(
-    name: str, found: object, low: float, high: float, *, low_included: bool = True, high_included: bool = True
-) -> None:
-    left = f"{'at least' if low_included else 'above'} {low:g}"
-    right = f"{'at most' if high_included else 'below'} {high:g}"
-    wanted = f"a number {left} and {right}"
-    if isinstance(found, bool) or not isinstance(found, numbers.Real):
-        raise _refuse(name, found, wanted)
+def _number(name: str, found: object, wanted: str, fits: Callable[[float], bool]) -> None:
     try:
-        value = float(found)
+        is_fine = isinstance(found, numbers.Real) and not isinstance(found, bool) and fits(float(found))
     except OverflowError:  # a whole number of 400 digits
-        value = math.inf
-    if not math.isfinite(value):
-        raise _refuse(name, found, wanted)
-    too_low = value < low or (value == low and not low_included)
-    too_high = value > high or (value == high and not high_included)
-    if too_low or too_high:
-        raise _refuse(name, found, wanted)
+        is_fine = False
+    if not is_fine:
+        raise _refuse(name, found, f"a number {wanted}")
 
 
 def _one_of(name: str, found: object, choices: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.core.kernels.combine import raise_to_best
+from suffuse.core.kernels.nearest import raise_to_best
 from suffuse.core.neighbors import Features, Neighbors
 
 # Gallery rows that are compared at a time: few enough that all similarities are never held at once.
@@ -73,8 +73,8 @@ def pool_seeds(found: Neighbors, count: int) -> Neighbors:
     `found` are the nearest elements of each region, (r, s); the result has one row, ties by id. To sum before the
     exponent gamma is applied favours elements that several regions agree on.
     """
-    ids, place = np.unique(found.ids, return_inverse=True)
-    sums = np.bincount(place.ravel(), found.sims.ravel().astype(np.float64)).astype(np.float32)
+    ids, row = np.unique(found.ids, return_inverse=True)
+    sums = np.bincount(row.ravel(), found.sims.ravel().astype(np.float64)).astype(np.float32)
     order = np.argsort(-sums, kind="stable")[:count]
     return Neighbors(ids[order][None], sums[order][None])
 

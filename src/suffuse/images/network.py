@@ -1,9 +1,8 @@
-"""A network run by onnxruntime: a picture in, its vector or the vectors of its regions out."""
+"""Networks in onnxruntime: a picture in, its vector or the vectors of its regions out."""
 
-import functools
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -11,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.core.blas import cores
-from suffuse.errors import InvalidInput, InvalidParams, MissingExtra
+from suffuse.errors import InvalidInput, InvalidParams, first_line, name_extra
 from suffuse.images import efficientnet
-from suffuse.images.pictures import LEAST_SIDE, Picture, cover, crop, read_picture, resize
-from suffuse.images.regions import gem, pool_regions, rmac, unit
+from suffuse.images.pictures import LEAST_SIDE, Picture, crop, read_picture, resize
+from suffuse.images.regions import normalize, pool_gem, pool_regions, pool_rmac
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 Layout = Literal["nchw", "nhwc"]
 Pooling = Literal["rmac", "gem"]
 Box = tuple[float, float, float, float]
-# What an extractor takes for a picture: a file, the bytes of a file, or one that is decoded already.
+# A picture as an extractor takes it: a file, the bytes of a file, or a decoded picture.
 AnyPicture: TypeAlias = "str | Path | bytes | Picture | Image"
 
 DEFAULT_SIZE = 512
@@ -67,8 +66,11 @@ class Extractor:
     """A network and how pictures are prepared for it; safe to use from several threads."""
 
     def __init__(self, name: str, model: bytes, sha256: str, preparation: Preparation, threads: int | None) -> None:
-        self.name, self.sha256, self.preparation = name, sha256, preparation
-        self._session = _session(name, model, threads)
+        self.name, self.sha256, self.preparation, self.size = name, sha256, preparation, preparation.size
+        # (byte / 255 - mean) / std = byte * factor - offset
+        mean, std = np.array(preparation.mean), np.array(preparation.std)
+        self._factor, self._offset = (1 / (255 * std)).astype(np.float32), (mean / std).astype(np.float32)
+        self._session = _open_session(name, model, threads)
         try:
             self._check_input()
             names = [output.name for output in self._session.get_outputs()]
@@ -76,26 +78,11 @@ class Extractor:
             raise InvalidInput(f"{name} has names that are no text: {error}; export it again") from error
         self._choose_output(names)
 
-    @property
-    def size(self) -> int:
-        """The longest side of pictures, in pixels."""
-        return self.preparation.size
-
     def describe(self) -> dict[str, Any]:
         """All that is needed to load the same extractor later (`extractor_from`), as plain JSON."""
-        prepared = self.preparation
-        return {
-            "model": self.name,
-            "sha256": self.sha256,
-            "size": prepared.size,
-            "mean": list(prepared.mean),
-            "std": list(prepared.std),
-            "layout": prepared.layout,
-            "output": self.output,
-            "pooling": prepared.pooling,
-            "power": prepared.power,
-            "dimensions": self.dimensions,
-        }
+        prepared = asdict(self.preparation) | {"output": self.output}
+        prepared |= {name: list(prepared[name]) for name in ("mean", "std")}
+        return {"model": self.name, "sha256": self.sha256, **prepared, "dimensions": self.dimensions}
 
     def extract(self, picture: AnyPicture, box: Box | None = None) -> NDArray[np.float32]:
         """The vector of a picture, or of the part of it inside a box of fractions: (d,), of unit length."""
@@ -105,33 +92,19 @@ class Extractor:
         """The vectors of the regions of a picture, or of a part of it: (r, d), each of unit length."""
         return self.pool_regions(self.run(self.prepare(picture, box)[None])[0])
 
-    def extract_many(self, pictures: Sequence[AnyPicture], batch: int = 8) -> NDArray[np.float32]:
-        """The vectors of several pictures, those of one size run together: (n, d)."""
-        prepared = [self.prepare(picture) for picture in pictures]
-        by_shape: dict[tuple[int, ...], list[int]] = {}
-        for number, pixels in enumerate(prepared):
-            by_shape.setdefault(pixels.shape, []).append(number)
-        vectors = np.zeros((len(prepared), self.dimensions), np.float32)
-        step = batch if self.takes_batches else 1
-        for numbers in by_shape.values():
-            for start in range(0, len(numbers), step):
-                chosen = numbers[start : start + step]
-                for number, result in zip(chosen, self.run(np.stack([prepared[n] for n in chosen])), strict=True):
-                    vectors[number] = self.pool(result)
-        return vectors
-
     def prepare(self, picture: AnyPicture, box: Box | None = None) -> NDArray[np.float32]:
         """The pixels of one picture as the network takes them, without the axis of the batch."""
         if isinstance(picture, str | Path | bytes):
-            # Of a part more pixels are needed than of the whole.
+            # A part needs more pixels than the whole.
             picture = read_picture(picture, wanted_side=self.size if box is None else None)
+        from PIL import ImageOps
+
         image: Image = picture.image if isinstance(picture, Picture) else picture
         image = image if image.mode == "RGB" else image.convert("RGB")
         if box is not None:
             image = crop(image, box)
-        image = resize(image, self.size) if self._fixed is None else cover(image, *self._fixed)
-        factor, offset = self._scaling
-        pixels = np.asarray(image, np.float32) * factor - offset
+        image = resize(image, self.size) if self._fixed is None else ImageOps.fit(image, self._fixed)
+        pixels = np.asarray(image, np.float32) * self._factor - self._offset
         if self.preparation.layout == "nchw":
             pixels = pixels.transpose(2, 0, 1)
         return np.ascontiguousarray(pixels, self._dtype)
@@ -141,51 +114,39 @@ class Extractor:
         try:
             result = np.asarray(self._session.run([self.output], {self._input: pixels})[0], np.float32)
         except Exception as error:  # onnxruntime has a dozen kinds, and they share no class
-            raise InvalidInput(
-                f"the network {self.name} failed on an input of shape {pixels.shape}: {_first_line(error)};"
-                " export it for pictures of any height and width, or choose --size"
-            ) from error
+            failed = f"the network {self.name} failed on an input of shape {pixels.shape}: {first_line(error)}"
+            raise InvalidInput(f"{failed}; export it for pictures of any size, or choose another size") from error
         return result.transpose(0, 3, 1, 2) if result.ndim == 4 and self.preparation.layout == "nhwc" else result
 
     def pool(self, result: NDArray[np.float32]) -> NDArray[np.float32]:
-        """One vector of unit length from what the network says about one picture."""
+        """One vector of unit length from the network's output for one picture."""
         if result.ndim == 1:
-            return unit(result)
-        return rmac(result) if self.preparation.pooling == "rmac" else gem(result, self.preparation.power)
+            return normalize(result)
+        return pool_rmac(result) if self.preparation.pooling == "rmac" else pool_gem(result, self.preparation.power)
 
     def pool_regions(self, result: NDArray[np.float32]) -> NDArray[np.float32]:
-        """One vector per region from the feature map of one picture; regions in which nothing was found have none."""
+        """One vector per region from the feature map of one picture; regions without any activation have none."""
         if not self.has_map:
             raise InvalidParams(f"{self.name} gives one vector per picture; regions need a network with a feature map")
         rows = pool_regions(result)
         return rows[rows.any(axis=1)]
-
-    @functools.cached_property
-    def _scaling(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Factor and offset that turn bytes into (byte / 255 - mean) / std."""
-        mean, std = np.array(self.preparation.mean), np.array(self.preparation.std)
-        return (1 / (255 * std)).astype(np.float32), (mean / std).astype(np.float32)
 
     def _check_input(self) -> None:
         inputs, kinds = self._session.get_inputs(), {"tensor(float)": np.float32, "tensor(float16)": np.float16}
         if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in kinds:
             raise InvalidInput(f"{self.name} must have one input of pictures (n, 3, height, width) of floats")
         self._input, shape = inputs[0].name, inputs[0].shape
-        height_axis = 2 if self.preparation.layout == "nchw" else 1
-        colours = shape[1 if height_axis == 2 else 3]
+        colours, height, width = shape[1:] if self.preparation.layout == "nchw" else (shape[3], shape[1], shape[2])
         if isinstance(colours, int) and colours != 3:
             raise InvalidInput(f"{self.name} takes {colours} colours in layout {self.preparation.layout}, expected 3")
-        height, width = shape[height_axis : height_axis + 2]
         self._fixed = (width, height) if isinstance(width, int) and isinstance(height, int) else None
         if self._fixed is not None and not all(1 <= side <= _LARGEST_SIZE for side in self._fixed):
-            raise InvalidInput(
-                f"{self.name} takes pictures of {width} x {height} pixels; export it for sides up to {_LARGEST_SIZE}"
-            )
-        self.takes_batches = not isinstance(shape[0], int)
+            found = f"{self.name} takes pictures of {width} x {height} pixels"
+            raise InvalidInput(f"{found}; export it for sides up to {_LARGEST_SIZE}")
         self._dtype = kinds[inputs[0].type]
 
     def _choose_output(self, names: list[str]) -> None:
-        """Look what each output is by running the network once: its own description often leaves that open."""
+        """Choose the output by running the network once: its own description often leaves shapes open."""
         wanted = self.preparation.output
         if wanted is not None and wanted not in names:
             raise InvalidParams(f"{self.name} has no output {wanted!r}; it has {', '.join(names)}")
@@ -214,16 +175,12 @@ def load_extractor(
     if threads is not None and threads < 1:
         raise InvalidParams(f"threads must be a whole number of at least 1, got {threads!r}")
     if str(model) == efficientnet.NAME:
-        options = {"mean": (efficientnet.MEAN,) * 3, "std": (efficientnet.STD,) * 3, **options}
-        preparation = Preparation(size=size, **options)
-        content, sha256 = efficientnet.default_model()
-        return Extractor(efficientnet.NAME, content, sha256, preparation, threads)
-    preparation = Preparation(size=size, **options)
-    file = Path(model)
+        trained = {"mean": (efficientnet.MEAN,) * 3, "std": (efficientnet.STD,) * 3}
+        preparation = Preparation(size=size, **(trained | options))
+        return Extractor(efficientnet.NAME, *efficientnet.load_default_model(), preparation, threads)
+    preparation, file = Preparation(size=size, **options), Path(model)
     if not file.is_file():
-        raise InvalidInput(
-            f"there is no network {str(model)!r}; give {efficientnet.NAME}, or the path of an .onnx file"
-        )
+        raise InvalidInput(f"there is no network {str(model)!r}; give {efficientnet.NAME}, or an .onnx file")
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -247,11 +204,9 @@ def extractor_from(description: Mapping[str, Any], *, threads: int | None = None
     return extractor
 
 
-def _session(name: str, model: bytes, threads: int | None) -> Any:
-    try:
+def _open_session(name: str, model: bytes, threads: int | None) -> Any:
+    with name_extra("onnxruntime", "images"):
         import onnxruntime
-    except ModuleNotFoundError as error:
-        raise MissingExtra("onnxruntime", "images") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or cores()
     options.log_severity_level = 3  # errors only: its warnings are about the graph, not about what a user did
@@ -260,10 +215,4 @@ def _session(name: str, model: bytes, threads: int | None) -> Any:
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen kinds, and they share no class
-        raise InvalidInput(
-            f"{name} cannot be loaded as an ONNX model: {_first_line(error)}; export it again"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
+        raise InvalidInput(f"{name} cannot be loaded as an ONNX model: {first_line(error)}; export it again") from error

@@ -1,4 +1,4 @@
-"""Pictures of all kinds to upright RGB, or a reason why not: decoded by Pillow, resized for a network."""
+"""Decoding by Pillow: pictures of all kinds become upright RGB, or an error with the reason; resizing and cropping."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.errors import InvalidInput, InvalidParams, MissingExtra
+from suffuse.errors import InvalidInput, InvalidParams, first_line, name_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 # What is read, by the name Pillow has for it.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp")
-# A picture of this many pixels takes 300 MB in memory; a small file can promise any number.
-MOST_PIXELS = 100_000_000
-# Networks halve the sides of a picture five times: of a shorter side nothing would be left.
+# A picture of this many pixels takes 300 MB of memory; a small file can claim any number.
+_MOST_PIXELS = 100_000_000
+# Networks halve the sides of a picture five times; nothing would be left of a shorter side.
 LEAST_SIDE = 32
 
 _ORIENTATION, _MAKE, _MODEL = 0x0112, 0x010F, 0x0110
@@ -36,35 +36,30 @@ class Picture(NamedTuple):
     camera: str | None
 
 
-def read_picture(
-    source: str | Path | bytes, *, wanted_side: int | None = None, most_pixels: int = MOST_PIXELS
-) -> Picture:
+def read_picture(source: str | Path | bytes, *, wanted_side: int | None = None) -> Picture:
     """Decode a file, or the bytes of one; what cannot be read is an `InvalidInput` with the reason.
 
     wanted_side  the longest side that is needed later: a large JPEG is then decoded at a half, quarter or eighth, as
-                 long as twice that side is left, so that the resizing decides what it looks like.
-                 At 12 megapixels that is four times faster.
+                 long as twice that side is left; at 12 megapixels that is four times faster
     """
-    try:
+    with name_extra("Pillow", "images"):
         from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MissingExtra("Pillow", "images") from error
     try:
         data = source if isinstance(source, bytes) else Path(source).read_bytes()
         if not data:
             raise InvalidInput("the file is empty")
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
-            if width * height > most_pixels:
-                raise InvalidInput(f"{width} x {height} pixels, more than {most_pixels:,}")
+            if width * height > _MOST_PIXELS:
+                raise InvalidInput(f"{width} x {height} pixels, more than {_MOST_PIXELS:,}")
             if wanted_side is not None and image.format in ("JPEG", "MPO"):  # MPO: several pictures in one
                 scale = 2 * wanted_side / max(width, height)
                 image.draft(None, (max(1, round(width * scale)), max(1, round(height * scale))))
             image.load()
             if image.format == "TIFF":
                 width, height = image.size  # Pillow turns these itself, and then takes the orientation away
-            orientation, camera = _exif_facts(image)
-            upright = _to_rgb(image)
+            orientation, camera = _read_exif(image)
+            upright = to_rgb(image)
             for turn in _TURNS.get(orientation, ()):
                 upright = upright.transpose(Image.Transpose(turn))
             if orientation in (5, 6, 7, 8):
@@ -73,18 +68,18 @@ def read_picture(
     except InvalidInput:
         raise
     except OSError as error:
-        raise InvalidInput(_reason(error)) from error
+        raise InvalidInput(_describe_error(error)) from error
     except Image.DecompressionBombError as error:
-        raise InvalidInput(f"more than {most_pixels:,} pixels") from error
+        raise InvalidInput(f"more than {_MOST_PIXELS:,} pixels") from error
     except MemoryError as error:
         raise InvalidInput("not enough memory to decode it") from error
     except Exception as error:
         # Decoders of damaged data raise most kinds of Python: struct.error, SyntaxError, ValueError, ...
-        raise InvalidInput(f"damaged: {_words(error)}") from error
+        raise InvalidInput(f"damaged: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
-def quiet_decoding() -> Iterator[None]:
+def silence_pillow() -> Iterator[None]:
     """Keep Pillow's warnings (odd EXIF, large pictures) off the terminal; for the main thread, around a whole run."""
     from PIL import Image
 
@@ -97,22 +92,11 @@ def quiet_decoding() -> Iterator[None]:
 def resize(image: "Image", size: int) -> "Image":
     """The picture with its longest side of `size` pixels, up or down; no side is shorter than 32.
 
-    Bicubic, its support scaled to the reduction as Pillow does it: with the reference features of Oxford5k it agrees
-    clearly better than bilinear and about as well as Lanczos, in two thirds of Lanczos' time (docs/images.md).
+    Bicubic, as Pillow does by itself: clearly better than bilinear, and faster than Lanczos (docs/lab/images.md).
     """
-    from PIL.Image import Resampling
-
     scale = size / max(image.size)
     width, height = (max(LEAST_SIDE, round(side * scale)) for side in image.size)
-    return image if image.size == (width, height) else image.resize((width, height), Resampling.BICUBIC)
-
-
-def cover(image: "Image", width: int, height: int) -> "Image":
-    """The middle of the picture in exactly this size, for networks that take no other."""
-    from PIL import ImageOps
-    from PIL.Image import Resampling
-
-    return ImageOps.fit(image, (width, height), Resampling.BICUBIC)
+    return image if image.size == (width, height) else image.resize((width, height))
 
 
 def crop(image: "Image", box: tuple[float, float, float, float]) -> "Image":
@@ -121,13 +105,11 @@ def crop(image: "Image", box: tuple[float, float, float, float]) -> "Image":
     if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
         raise InvalidParams(f"box must be left < right and top < bottom, from 0 to 1, got {tuple(box)}")
     width, height = image.size
-    first_x, first_y = min(int(left * width), width - 1), min(int(top * height), height - 1)
-    return image.crop(
-        (first_x, first_y, max(first_x + 1, round(right * width)), max(first_y + 1, round(bottom * height)))
-    )
+    x, y = min(int(left * width), width - 1), min(int(top * height), height - 1)
+    return image.crop((x, y, max(x + 1, round(right * width)), max(y + 1, round(bottom * height))))
 
 
-def _exif_facts(image: "Image") -> tuple[int, str | None]:
+def _read_exif(image: "Image") -> tuple[int, str | None]:
     """The EXIF orientation (1 is upright), and the camera; damaged EXIF is as none."""
     try:
         exif = image.getexif()
@@ -141,12 +123,12 @@ def _exif_facts(image: "Image") -> tuple[int, str | None]:
     return orientation if isinstance(orientation, int) else 1, camera or None
 
 
-def _to_rgb(image: "Image") -> "Image":
+def to_rgb(image: "Image") -> "Image":
     """The first frame as RGB; what is transparent shows white, deep pixels keep their upper 8 bits."""
     from PIL import Image
 
     if image.mode.startswith(("I", "F")):
-        return Image.fromarray(_eight_bits(np.asarray(image), image.mode), "L").convert("RGB")
+        return Image.fromarray(_reduce_depth(np.asarray(image), image.mode), "L").convert("RGB")
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
         layered = image.convert("RGBA")
         white = Image.new("RGBA", layered.size, "white")
@@ -154,30 +136,23 @@ def _to_rgb(image: "Image") -> "Image":
     return image.convert("RGB")
 
 
-def _eight_bits(deep: NDArray[Any], mode: str) -> NDArray[np.uint8]:
+def _reduce_depth(deep: NDArray[Any], mode: str) -> NDArray[np.uint8]:
     """Grey values of 16 or 32 bits, or floats, as 8 bits: by their usual range, else by the range they have."""
     if mode.startswith("I;16"):
         return (deep >> 8).astype(np.uint8)
     values = np.nan_to_num(deep.astype(np.float64), posinf=0, neginf=0)
     low, high = float(values.min()), float(values.max())
-    if mode == "F" and low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    elif low >= 0 and high <= 0xFF:
-        low, high = 0.0, 255.0
-    elif low >= 0 and high <= 0xFFFF:
-        low, high = 0.0, 65535.0
+    usual = [top for top in ((1, 0xFF, 0xFFFF) if mode == "F" else (0xFF, 0xFFFF)) if high <= top]
+    if low >= 0 and usual:
+        low, high = 0.0, usual[0]
     return ((values - low) * (255 / (high - low or 1))).astype(np.uint8)
 
 
-def _reason(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     """Why a file could not be opened or decoded, in few words."""
     if error.strerror:
         return error.strerror.lower()
-    words = _words(error)
+    words = first_line(error)
     if "cannot identify image file" in words:
         return "not a picture of a kind that is read (JPEG, PNG, WebP, GIF, TIFF, BMP), or damaged"
     return words if "truncated" in words else f"damaged: {words}"
-
-
-def _words(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SCALES = 3
-OVERLAP = 0.4
+OVERLAP = Fraction("0.4")
 
 # Lengths below this are of regions where nothing was found; dividing by them would make noise out of nothing.
 _NOTHING = 1e-12
@@ -25,56 +25,50 @@ class Region(NamedTuple):
     side: int
 
 
-def grid(height: int, width: int, scales: int = SCALES, overlap: float = OVERLAP) -> list[Region]:
+def list_regions(height: int, width: int) -> list[Region]:
     """The regions of a map: at scale l, squares of side 2 min(h, w) / (l + 1), l along the shorter side.
 
-    Along the longer side there are `more` of them, so many that neighbours of the largest squares overlap by nearly
-    `overlap` of their area.
+    Along the longer side there are `more` of them: neighbours of the largest overlap by nearly OVERLAP of their area.
     """
     shorter, longer = min(height, width), max(height, width)
     more = 0
     if longer > shorter:
         # As fractions: ties are real, and rounding must not break them.
-        wanted = 1 - Fraction(str(overlap))
-        more = min(range(1, 7), key=lambda extra: abs(Fraction(longer - shorter, extra * shorter) - wanted))
+        more = min(range(1, 7), key=lambda extra: abs(Fraction(longer - shorter, extra * shorter) - (1 - OVERLAP)))
     regions = []
-    for scale in range(1, scales + 1):
+    for scale in range(1, SCALES + 1):
         side = 2 * shorter // (scale + 1)
         if side < 1:
             break
-        tops = _starts(height, side, scale + (more if height > width else 0))
-        lefts = _starts(width, side, scale + (more if width > height else 0))
+        tops = _spread_windows(height, side, scale + (more if height > width else 0))
+        lefts = _spread_windows(width, side, scale + (more if width > height else 0))
         regions += [Region(top, left, side) for top in tops for left in lefts]
     return regions
 
 
-def _starts(length: int, side: int, count: int) -> list[int]:
+def _spread_windows(length: int, side: int, count: int) -> list[int]:
     """Where `count` windows begin that are spread evenly from one end to the other."""
     return [(length - side) * number // (count - 1) if count > 1 else 0 for number in range(count)]
 
 
 def pool_regions(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Each region of a map (c, h, w) max-pooled and of unit length: (r, c)."""
-    pooled = [
-        features[:, top : top + side, left : left + side].max(axis=(1, 2))
-        for top, left, side in grid(*features.shape[1:])
-    ]
-    return unit(np.array(pooled, np.float32))
+    squares = [features[:, y : y + side, x : x + side] for y, x, side in list_regions(*features.shape[1:])]
+    return normalize(np.array([square.max(axis=(1, 2)) for square in squares], np.float32))
 
 
-def rmac(features: NDArray[np.float32]) -> NDArray[np.float32]:
+def pool_rmac(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """The R-MAC vector of a map (c, h, w): the sum of its regions, of unit length."""
-    return unit(pool_regions(features).sum(axis=0))
+    return normalize(pool_regions(features).sum(axis=0))
 
 
-def gem(features: NDArray[np.float32], power: float = 3.0) -> NDArray[np.float32]:
+def pool_gem(features: NDArray[np.float32], power: float = 3.0) -> NDArray[np.float32]:
     """Generalised mean of each channel, (mean x^p)^(1/p), of unit length (Radenović, Tolias and Chum, 2019)."""
     positive = np.maximum(features, 1e-6).astype(np.float64)
-    return unit((positive**power).mean(axis=(1, 2)) ** (1 / power))
+    return normalize((positive**power).mean(axis=(1, 2)) ** (1 / power))
 
 
-def unit(rows: NDArray[Any]) -> NDArray[np.float32]:
+def normalize(rows: NDArray[Any]) -> NDArray[np.float32]:
     """Rows of length 1, as float32; a row of nothing stays as it is."""
     lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
-    scaled: NDArray[np.float32] = (rows / np.where(lengths > _NOTHING, lengths, 1)).astype(np.float32)
-    return scaled
+    return np.asarray(rows / np.where(lengths > _NOTHING, lengths, 1), np.float32)

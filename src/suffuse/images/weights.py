@@ -1,54 +1,34 @@
-"""Weights of a network from a torch file of the old format: tensors only, read without torch and without `pickle`.
+"""Weights of a network from a torch file of the old format: tensors only, read without torch.
 
-Such a file is a run of pickles, which describe tensors, and then the raw numbers. A pickle is a program; the two dozen
-instructions that a file of tensors needs are carried out here, each checked, and every other instruction and every
-name that is not a tensor's is refused. `suffuse.store.pickles` cannot serve: the numbers of these files lie outside of
-the pickles, behind references that it refuses.
+Such a file is a run of pickles, which describe tensors, and then the raw numbers. The pickles are read by
+`suffuse.store.pickles`, with the two dozen instructions and the few names that a file of tensors needs.
 """
 
 import io
 import math
-import pickletools
 import struct
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.errors import InvalidInput
-from suffuse.store.pickles import shown
+from suffuse.store.pickles import Functions, StandIn, abbreviate, describe_damage, unpickle
 
 Weights = dict[str, NDArray[Any]]
 
-_MAGIC = 0x1950A86A20F9469CFC6C
-_PROTOCOL = 1001
-_STORAGES = {
-    "FloatStorage": "<f4",
-    "DoubleStorage": "<f8",
-    "HalfStorage": "<f2",
-    "LongStorage": "<i8",
-    "IntStorage": "<i4",
-    "ShortStorage": "<i2",
-    "CharStorage": "i1",
-    "ByteStorage": "u1",
-}
-_NAMES = {("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")} | {
-    ("torch", storage) for storage in _STORAGES
-}
-# A file of weights is never this large; what is larger is not worth the memory to find out.
-_LARGEST_FILE = 4 << 30
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+_FLOATS = {"Float": "<f4", "Double": "<f8", "Half": "<f2"}
+_INTEGERS = {"Long": "<i8", "Int": "<i4", "Short": "<i2", "Char": "i1", "Byte": "u1"}
+_STORAGES = {f"torch.{kind}Storage": dtype for kind, dtype in (_FLOATS | _INTEGERS).items()}
+_INSTRUCTIONS = {
+    "PROTO", "MARK", "STOP", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE",
+    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND",
+    "APPENDS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "GLOBAL", "REDUCE", "BINPERSID", "BUILD",
+}  # fmt: skip
 _MOST_AXES = 8
 # Tensors may share numbers; many that do, each a copy in another order, would make any size out of a small file.
 _MOST_SHARING = 4
-
-
-class _Name(NamedTuple):
-    """A class or function that the file names."""
-
-    module: str
-    name: str
 
 
 class _Storage(NamedTuple):
@@ -68,39 +48,34 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-def read_weights(path: str | Path) -> Weights:
-    """The tensors of a torch file by name; anything but tensors is an `InvalidInput` that says what it was."""
-    file = Path(path)
-    try:
-        if file.stat().st_size > _LARGEST_FILE:
-            raise InvalidInput(f"{file.name} has more than {_LARGEST_FILE >> 30} GB; give a file of weights")
-        data = file.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{file} cannot be read: {error.strerror}; give the path of a file of weights") from error
-    return parse_weights(data, file.name)
+class _Tensors(dict[str, Any]):
+    """`OrderedDict()`: named tensors. torch adds version numbers as a state, which nobody needs."""
+
+    __slots__ = ()
+
+    def __init__(self, *arguments: Any) -> None:
+        if arguments:
+            raise InvalidInput("a call of OrderedDict with values")
+        super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        """Forget the version numbers."""
 
 
 def parse_weights(data: bytes, name: str) -> Weights:
-    """The tensors in these bytes; `name` is what messages call them."""
-    try:
+    """The tensors in these bytes; error messages call them `name`."""
+    with describe_damage(name, "a torch file", "give a torch file of weights alone"):
         return _parse(data)
-    except InvalidInput as error:
-        raise InvalidInput(f"{name} is refused: {error}; give a torch file of weights alone") from error
-    except Exception as error:
-        # A damaged program fails in many ways: a stack that is empty, a type that does not fit.
-        words = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InvalidInput(f"{name} cannot be read as a torch file: {words}; download or write it again") from error
 
 
 def _parse(data: bytes) -> Weights:
     stream = io.BytesIO(data)
-    if _run(stream) != _MAGIC or _run(stream) != _PROTOCOL:
+    if _read(stream) != _MAGIC or _read(stream) != _PROTOCOL:
         raise InvalidInput("it is not a torch file of the old format")
-    system = _run(stream)
+    system = _read(stream)
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         raise InvalidInput("its numbers are not little-endian")
-    described = _run(stream)
-    keys = _run(stream)
+    described, keys = _read(stream), _read(stream)
     if not isinstance(described, dict) or not all(
         isinstance(name, str) and isinstance(tensor, _Tensor) for name, tensor in described.items()
     ):
@@ -127,6 +102,10 @@ def _parse(data: bytes) -> Weights:
     return weights
 
 
+def _read(stream: io.BytesIO) -> Any:
+    return unpickle(stream, _FUNCTIONS, _refer, _INSTRUCTIONS)
+
+
 def _view(tensor: _Tensor, numbers: NDArray[Any]) -> NDArray[Any]:
     """The tensor as an array of its own.
 
@@ -146,125 +125,31 @@ def _view(tensor: _Tensor, numbers: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(block.transpose([order.index(axis) for axis in range(len(shape))])).reshape(shape)
 
 
-class _Machine:
-    """The stack, marks and memo of one pickle that is being carried out."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-
-    def since_mark(self) -> list[Any]:
-        start = self.marks.pop()
-        values = self.stack[start:]
-        del self.stack[start:]
-        return values
-
-    def take(self, count: int) -> list[Any]:
-        if count > len(self.stack) - (self.marks[-1] if self.marks else 0):
-            raise InvalidInput("it takes more values than there are")
-        values = self.stack[len(self.stack) - count :]
-        del self.stack[len(self.stack) - count :]
-        return values
-
-    def fill(self, pairs: list[Any]) -> None:
-        target = self.stack[-1]
-        if type(target) is not dict or len(pairs) % 2:
-            raise InvalidInput("entries for something that is no dictionary")
-        if not all(type(key) is str for key in pairs[::2]):  # the hash of a tuple can take forever
-            raise InvalidInput("it holds something else than named tensors")
-        target.update(zip(pairs[::2], pairs[1::2], strict=True))
-
-    def extend(self, values: list[Any]) -> None:
-        if type(self.stack[-1]) is not list:
-            raise InvalidInput("elements for something that is no list")
-        self.stack[-1].extend(values)
-
-    def name(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        if (module, name) not in _NAMES:
-            raise InvalidInput(f"it names {module}.{name}, which is no part of a tensor")
-        self.stack.append(_Name(module, name))
-
-    def call(self) -> None:
-        function, arguments = self.take(2)
-        if function == ("collections", "OrderedDict") and arguments == ():
-            self.stack.append({})
-        elif function == ("torch._utils", "_rebuild_tensor_v2") and type(arguments) is tuple:
-            self.stack.append(_tensor(*arguments))
-        else:
-            raise InvalidInput(f"a call of {shown(function)}")
-
-    def refer(self) -> None:
-        (reference,) = self.take(1)
-        match reference:
-            case ("storage", _Name("torch", kind), str(key), str(), int(count), None) if kind in _STORAGES:
-                self.stack.append(_Storage(key, _STORAGES[kind], _whole(count)))
-            case _:
-                raise InvalidInput(f"a reference to something that is no storage, {shown(reference)}")
-
-    def forget_state(self) -> None:
-        # torch hangs version numbers on its dictionary as an attribute; nobody needs them.
-        self.take(1)
-        if type(self.stack[-1]) is not dict:
-            raise InvalidInput("a state for something that is no dictionary")
-
-
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_ACTIONS: dict[str, Callable[[_Machine], object]] = {
-    "PROTO": lambda _: None,
-    "MARK": lambda machine: machine.marks.append(len(machine.stack)),
-    "EMPTY_DICT": lambda machine: machine.stack.append({}),
-    "EMPTY_LIST": lambda machine: machine.stack.append([]),
-    "TUPLE": lambda machine: machine.stack.append(tuple(machine.since_mark())),
-    "TUPLE1": lambda machine: machine.stack.append(tuple(machine.take(1))),
-    "TUPLE2": lambda machine: machine.stack.append(tuple(machine.take(2))),
-    "TUPLE3": lambda machine: machine.stack.append(tuple(machine.take(3))),
-    "SETITEM": lambda machine: machine.fill(machine.take(2)),
-    "SETITEMS": lambda machine: machine.fill(machine.since_mark()),
-    "APPEND": lambda machine: machine.extend(machine.take(1)),
-    "APPENDS": lambda machine: machine.extend(machine.since_mark()),
-    "REDUCE": _Machine.call,
-    "BINPERSID": _Machine.refer,
-    "BUILD": _Machine.forget_state,
-}
-
-
-def _run(stream: io.BytesIO) -> Any:
-    """Carry out the pickle that starts here; the stream stands behind it afterwards."""
-    machine = _Machine()
-    for opcode, argument, _ in pickletools.genops(stream):
-        match opcode.name:
-            case "BINUNICODE" | "BININT" | "BININT1" | "BININT2" | "LONG1":
-                machine.stack.append(argument)
-            case "BINPUT" | "LONG_BINPUT":
-                machine.memo[int(argument or 0)] = machine.stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                machine.stack.append(machine.memo[int(argument or 0)])
-            case "GLOBAL":
-                machine.name(str(argument))
-            case "STOP":
-                (value,) = machine.stack
-                return value
-            case name if name in _CONSTANTS:
-                machine.stack.append(_CONSTANTS[name])
-            case name if name in _ACTIONS:
-                _ACTIONS[name](machine)
-            case name:
-                raise InvalidInput(f"the instruction {name}, which no file of tensors needs")
-    raise InvalidInput("it has no end")
-
-
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
     """`_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`; the last two are of no use here."""
     if not isinstance(storage, _Storage) or type(shape) is not tuple or type(strides) is not tuple:
         raise InvalidInput("a tensor that is not made of a storage and a shape")
     if len(shape) != len(strides) or len(shape) > _MOST_AXES:
-        raise InvalidInput(f"a tensor of shape {shown(shape)} with strides {shown(strides)}")
-    return _Tensor(storage, _whole(offset), tuple(map(_whole, shape)), tuple(map(_whole, strides)))
+        raise InvalidInput(f"a tensor of shape {abbreviate(shape)} with strides {abbreviate(strides)}")
+    return _Tensor(storage, _check_size(offset), tuple(map(_check_size, shape)), tuple(map(_check_size, strides)))
 
 
-def _whole(value: Any) -> int:
+def _check_size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 48:
-        raise InvalidInput(f"a size of {shown(value)}")
+        raise InvalidInput(f"a size of {abbreviate(value)}")
     return value
+
+
+def _refer(reference: Any) -> _Storage:
+    """The storage behind ("storage", type, key, device, length, None)."""
+    match reference:
+        case ("storage", StandIn(name=kind), str(key), str(), int(count), None) if kind in _STORAGES:
+            return _Storage(key, _STORAGES[kind], _check_size(count))
+    raise InvalidInput(f"a reference to something that is no storage, {abbreviate(reference)}")
+
+
+_FUNCTIONS: Functions = {
+    "collections.OrderedDict": _Tensors,
+    "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
+    **dict.fromkeys(_STORAGES),
+}

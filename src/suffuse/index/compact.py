@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 from suffuse.core.blas import cores
 from suffuse.core.features import Whitening
 from suffuse.core.growth import enter_lists
-from suffuse.core.neighbors import Features, Neighbors, in_order, nearest_to_elements
+from suffuse.core.neighbors import Features, Neighbors, nearest_to_elements, reorder_lists
+from suffuse.core.params import Progress
 from suffuse.errors import InvalidInput
-from suffuse.index.current import all_lists
-from suffuse.offline.runner import Progress, Stages, assemble, run_stages
-from suffuse.offline.workplace import remove
+from suffuse.index.snapshot import Snapshot
+from suffuse.offline.build import Stages, assemble, remove, run_stages
 from suffuse.store.files import sync_directory, write_array, write_blocks, write_bytes, write_json
 from suffuse.store.items import encode_items
 from suffuse.store.locks import COMPACTING
 from suffuse.store.manifest import ITEMS_FILE, LIST_FILES, Manifest
-from suffuse.store.opening import Stored, check_hashes
 from suffuse.store.segments import Segment
 
 # Rows that are copied, or whose lists are searched again, at a time.
@@ -36,20 +35,20 @@ class Content(NamedTuple):
     """An index and a change of it that is not written yet."""
 
     directory: Path
-    stored: Stored
+    stored: Snapshot
     segment: Segment  # rows, owners, ids, names and what is removed; lists and columns are not looked at
     next_id: int
 
 
-def compacted(content: Content, generation: int, progress: Progress | None) -> Manifest:
+def make_base(content: Content, generation: int, progress: Progress | None) -> Manifest:
     """Make the new base; returns its manifest, which is yet to be written."""
     stored, segment = content.stored, content.segment
     manifest = stored.manifest
-    check_hashes(content.directory, manifest, _COPIED + _COPIED_NAMES)
+    stored.check_hashes(_COPIED + _COPIED_NAMES)
     params = dataclasses.replace(manifest.params, with_lists=True)
     features = np.concatenate([stored.features, segment.features]) if len(segment.features) else stored.features
     owners = None if stored.owners is None else np.concatenate([stored.owners, segment.owners])
-    ids = np.concatenate([stored.ids.of(np.arange(stored.ids.count)), segment.ids])
+    ids = np.concatenate([stored.name_rows(np.arange(stored.ids.count)), segment.ids])
     hidden = np.zeros(len(ids), bool)
     hidden[: len(stored.ids.hidden)] = stored.ids.hidden != 0
     hidden[segment.removed] = True
@@ -67,14 +66,14 @@ def compacted(content: Content, generation: int, progress: Progress | None) -> M
     blocks = (features[elements[start : start + _ROWS]] for start in range(0, len(elements), _ROWS))
     write_blocks(index / "features.npy", np.float32, (len(elements), features.shape[1]), blocks)
     if owners is not None:
-        place = np.full(len(ids), -1, np.int32)
-        place[images] = np.arange(len(images))
-        write_array(index / "owners.npy", place[owners[elements]])
+        row = np.full(len(ids), -1, np.int32)
+        row[images] = np.arange(len(images))
+        write_array(index / "owners.npy", row[owners[elements]])
     if (ids[images] != np.arange(len(images))).any():
         write_array(index / "ids.npy", ids[images])
     _write_whitening(index, stored.whitening)
     _write_items(index, stored, segment, images)
-    if stored.lists is not None:
+    if stored.has_lists:
         lists = _lists(stored, segment, features, owners, hidden)
         _write_lists(work / "lists", lists, elements, features)
     with ThreadPoolExecutor(cores()) as pool:
@@ -97,22 +96,22 @@ def _elements_of(owners: NDArray[np.int32], images: NDArray[np.int64], count: in
 
 
 def _lists(
-    stored: Stored, segment: Segment, features: Features, owners: NDArray[np.int32] | None, hidden: NDArray[np.bool_]
+    stored: Snapshot, segment: Segment, features: Features, owners: NDArray[np.int32] | None, hidden: NDArray[np.bool_]
 ) -> Neighbors:
     """The k-NN lists of all elements after the change, hidden ones among them."""
-    before = all_lists(stored)
+    before = stored.lists()
     if not len(segment.features):
         return before
     return enter_lists(features, before, hidden if owners is None else hidden[owners]).lists
 
 
 def _write_lists(directory: Path, lists: Neighbors, elements: NDArray[np.int64], features: Features) -> None:
-    """The lists of the elements that are kept, by their new places; those that lose somebody are searched again."""
+    """The lists of the elements that are kept, by their new rows; those that lose somebody are searched again."""
     count, k = len(elements), lists.ids.shape[1]
     width = min(k, count)
-    place = np.full(len(features), -1, np.int32)
-    place[elements] = np.arange(count, dtype=np.int32)
-    kept = Neighbors(place[lists.ids[elements]], lists.sims[elements])
+    row = np.full(len(features), -1, np.int32)
+    row[elements] = np.arange(count, dtype=np.int32)
+    kept = Neighbors(row[lists.ids[elements]], lists.sims[elements])
     own = np.arange(count, dtype=np.int32)
     short = (kept.ids[:, 1:] == own[:, None]).any(axis=1)  # an element behind itself stands for nothing
     again = np.flatnonzero((kept.ids < 0).any(axis=1) | (short if width == k else True))
@@ -124,8 +123,8 @@ def _write_lists(directory: Path, lists: Neighbors, elements: NDArray[np.int64],
             kept.ids[block, :width], kept.sims[block, :width] = found
     kept = Neighbors(kept.ids[:, :width], kept.sims[:, :width])
     if (np.diff(elements) < 0).any():
-        # Images that were replaced stand elsewhere now, and equal similarities are listed by place.
-        kept = in_order(kept, np.lexsort((kept.ids, -kept.sims, kept.ids != own[:, None]), axis=1))
+        # Images that were replaced stand elsewhere now, and equal similarities are listed by row.
+        kept = reorder_lists(kept, np.lexsort((kept.ids, -kept.sims, kept.ids != own[:, None]), axis=1))
     write_array(directory / "ids.npy", np.ascontiguousarray(kept.ids))
     write_array(directory / "sims.npy", np.ascontiguousarray(kept.sims))
 
@@ -136,18 +135,18 @@ def _write_whitening(index: Path, whitening: Whitening | None) -> None:
         write_array(index / "whitening_projection.npy", whitening.projection)
 
 
-def _write_items(index: Path, stored: Stored, segment: Segment, images: NDArray[np.int64]) -> None:
+def _write_items(index: Path, stored: Snapshot, segment: Segment, images: NDArray[np.int64]) -> None:
     """The lines of the images that are kept, as they are, where anybody has a name."""
     before = stored.ids.count
 
-    def item(place: int) -> dict[str, Any]:
-        if place < before:
-            return stored.items.at(place)
-        start, stop = segment.item_offsets[place - before : place - before + 2]
+    def item(row: int) -> dict[str, Any]:
+        if row < before:
+            return stored.items.at(row)
+        start, stop = segment.item_offsets[row - before : row - before + 2]
         found: dict[str, Any] = json.loads(segment.item_text[start:stop].tobytes()) if stop > start else {}
         return found
 
-    items = [item(place) for place in images.tolist()]
+    items = [item(row) for row in images.tolist()]
     if any(items):
         text, offsets = encode_items(items)
         write_bytes(index / ITEMS_FILE, [text])

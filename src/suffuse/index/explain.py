@@ -7,15 +7,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.core.columns import plain
+from suffuse.core import Damaged
 from suffuse.core.kernels.chain import strongest_path
-from suffuse.errors import IndexBroken
-from suffuse.index import sound
-from suffuse.index.online import Generation
-from suffuse.index.similar import Start, elements
-from suffuse.store.opening import Transition, is_pooled
+from suffuse.index.search import NEGATIVE, Seeds
+from suffuse.index.snapshot import Snapshot, Transition
+from suffuse.store.files import report_damage
 
-NO_GRAPH = "the index holds no graph; build it again with --with-graph"
+NO_GRAPH = "the index holds no graph; build it again with with_graph=True"
 NO_PATH = "no chain of neighbours leads from a seed to this picture"
 
 
@@ -48,16 +46,17 @@ class Explanation(NamedTuple):
     chain_missing: str | None  # why there is no chain
 
 
-def explain(index: Generation, y: Start, item: int) -> Explanation:
-    """Explain the score of an image for the query that starts from y (`similar.start`).
+@report_damage
+def explain(index: Snapshot, y: Seeds, item: int) -> Explanation:
+    """Explain the score of an image for the query that starts from y (`search.find_seeds`).
 
     Contributions are exact: each is a stored number times a weight, and they sum to the score of `Index.search` with
     refine=0. Those above zero come first, the largest first; shares are of the size of the score, so that they sum to 1
     for every image that diffusion found. Seeds that gave nothing are not listed.
     """
-    place = index.ids.place(item)
-    ids, sims, weights = _merged(y)
-    amounts = weights * _entries(index, ids, place)
+    row = index.ids.find_row(item)
+    ids, sims, weights = _merge(y, index.params.gamma)
+    amounts = weights * _entries(index, ids, row)
     score = float(amounts.sum())
     images = ids.astype(np.int64) if index.owners is None else index.owners[ids].astype(np.int64)
     given: list[Contribution] = []
@@ -67,36 +66,34 @@ def explain(index: Generation, y: Start, item: int) -> Explanation:
         entry = amount / weight if weight else 0.0
         share = amount / abs(score) if score else 0.0
         given.append(
-            Contribution(int(index.ids.of(np.array(image))), float(sims[of].max()), weight, entry, amount, share)
+            Contribution(int(index.name_rows(np.array(image))), float(sims[of].max()), weight, entry, amount, share)
         )
     given.sort(key=lambda one: (-one.amount, one.seed))
     graph = index.graph
     if graph is None:
         return Explanation(score, given, None, NO_GRAPH)
-    chain = strongest_chain(graph, index.params.alpha, ids, weights, elements(index, place))
+    chain = strongest_chain(graph, index.params.alpha, ids, weights, index.elements(row))
     if chain is not None:
         images_of = np.array(chain.nodes) if index.owners is None else index.owners[chain.nodes].astype(np.int64)
-        chain = chain._replace(nodes=index.ids.of(images_of).tolist())
+        chain = chain._replace(nodes=index.name_rows(images_of).tolist())
     return Explanation(score, given, chain, None if chain else NO_PATH)
 
 
-def _merged(y: Start) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
-    """Each element once: its largest similarity, and the sum of its weights."""
-    ids, place = np.unique(y.ids, return_inverse=True)
-    sims = np.zeros(len(ids), np.float32)
-    np.maximum.at(sims, place, y.sims)
-    weights = np.zeros(len(ids))
-    np.add.at(weights, place, y.weights)
+def _merge(y: Seeds, gamma: float) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
+    """Each element once: its largest similarity, clipped at zero, and the sum of its weights, sim ** gamma."""
+    ids, at = np.unique(y.ids, return_inverse=True)
+    unsigned = np.where(y.weights < 0, -y.weights / NEGATIVE, y.weights)
+    sims, weights = np.zeros(len(ids), np.float32), np.zeros(len(ids))
+    np.maximum.at(sims, at, (unsigned ** (1 / gamma)).astype(np.float32))
+    np.add.at(weights, at, y.weights)
     return ids, sims, weights
 
 
-def _entries(index: Generation, ids: NDArray[np.int32], place: int) -> NDArray[np.float64]:
+def _entries(index: Snapshot, ids: NDArray[np.int32], row: int) -> NDArray[np.float64]:
     """The entry of each of these columns at an image, as stored; summed over its regions where columns hold those."""
-    stored = index._stored
-    sound.check_columns(stored, ids)
-    columns = plain(stored.columns, ids)
-    there = np.array([place]) if is_pooled(stored) else elements(index, place)
-    matching = np.isin(columns.rows, there)
+    columns = index.columns(ids).decode(ids)
+    there = np.array([row]) if index.is_pooled else index.elements(row)
+    matching = np.isin(columns.entries, there)
     column_of = np.repeat(np.arange(len(ids)), np.diff(columns.indptr))
     entries = np.zeros(len(ids))
     np.add.at(entries, column_of[matching], columns.values[matching])
@@ -121,9 +118,7 @@ def strongest_chain(
         np.asarray(seeds, np.uint32), np.asarray(weights, np.float64), np.asarray(targets, np.uint32), path,
     )  # fmt: skip
     if count < 0:
-        raise IndexBroken(
-            "the graph holds ids or rows that do not exist; run suffuse verify, then copy the index again"
-        )
+        raise Damaged("the graph holds ids or rows that do not exist")
     if not count:
         return None
     nodes = path[:count].tolist()

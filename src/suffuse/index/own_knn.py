@@ -3,46 +3,51 @@
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from suffuse.core.neighbors import Features, Neighbors
-from suffuse.errors import InvalidInput
+from suffuse.core.features import as_features
+from suffuse.core.neighbors import Neighbors
+from suffuse.errors import InvalidInput, InvalidParams
+from suffuse.index.search import Query
+from suffuse.index.snapshot import Snapshot
 
 
-class OwnKnn(Protocol):
+class SeedIndex(Protocol):
     """What faiss calls an index, and whatever else can be asked in the same way."""
 
     def search(self, x: Any, k: int, /) -> tuple[Any, Any]:
         """Scores and ids (m, k) of the nearest of each row of x; an id of -1 stands for nothing found."""
-        ...
 
 
-def nearest_by_own(knn: OwnKnn, queries: NDArray[Any], rows: Features, features: Features, k: int) -> Neighbors:
-    """NN_k of queries as such an index finds them; it must hold the elements of ours, in the same order.
+def ask_seed_index(snapshot: Snapshot, seed_index: SeedIndex, queries: Any, query: Query, count: int) -> Neighbors:
+    """The nearest elements of queries as a user's own index finds them; it must hold our elements, in the same order.
 
-    It gets the queries as they were given, and only its ids count: its metric and the length of its vectors do not
-    matter, as similarities are those of `rows` and `features`, the same in the space of our index.
-    Places where it found nothing hold the id 0 and the similarity 0, so that they weigh nothing.
+    It gets the queries as they were given, and only its ids count: similarities are those in the space of our index.
+    Where it found nothing, the id is 0 and the similarity 0, so that it weighs nothing.
     """
-    total = getattr(knn, "ntotal", len(features))
-    if total != len(features):
-        raise InvalidInput(
-            f"the k-NN index holds {total} vectors, this one {len(features)}; give one of the same elements"
+    if snapshot.hidden_elements is not None:
+        raise InvalidParams(
+            "seed_index must be None for an index with removed images; compact it first, or use combine"
         )
+    n, given = snapshot.shape[0], np.atleast_2d(as_features(queries, "queries"))
+    total = getattr(seed_index, "ntotal", n)
+    if total != n:
+        raise InvalidInput(f"the k-NN index holds {total} vectors, this one {n}; give one of the same elements")
     try:
-        found = np.asarray(knn.search(np.ascontiguousarray(queries, np.float32), k)[1])
+        found = np.asarray(seed_index.search(np.ascontiguousarray(given, np.float32), min(int(count), n))[1])
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # what faiss raises, and what others may
-        shape = "x".join(map(str, queries.shape))
+        shape = "x".join(map(str, given.shape))
         raise InvalidInput(
             f"the k-NN index cannot search queries of {shape}: {error or 'wrong size'}; give one of the same vectors"
         ) from error
+    rows = query.vectors
     if found.ndim != 2 or len(found) != len(rows) or found.dtype.kind not in "iu":
         raise InvalidInput(
             f"the k-NN index answered with {found.dtype} of shape {found.shape}, expected ids ({len(rows)}, k)"
         )
-    if found.size and found.max() >= len(features):
-        raise InvalidInput(f"the k-NN index found the id {found.max()}, but ids go from 0 to {len(features) - 1}")
+    if found.size and found.max() >= n:
+        raise InvalidInput(f"the k-NN index found the id {found.max()}, but ids go from 0 to {n - 1}")
     missing = found < 0
     ids = np.where(missing, 0, found).astype(np.int32)
-    sims = np.array([features[near] @ row for row, near in zip(rows, ids, strict=True)], np.float32)
+    near = snapshot.rows(ids.ravel()).reshape(*ids.shape, -1)
+    sims = np.array([others @ row for row, others in zip(rows, near, strict=True)], np.float32)
     return Neighbors(ids, np.where(missing, np.float32(0), sims))

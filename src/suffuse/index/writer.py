@@ -18,27 +18,34 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.core.columns import Entries, Held, held, image_type, image_vectors, joined, plain
-from suffuse.core.features import apply_whitening, check_matrix, check_owners, unit_rows
-from suffuse.core.growth import alpha_s_of, concerned, enter_lists, extended, solve, to_solve, touched_nodes
+from suffuse.core import Damaged
+from suffuse.core.columns import Columns, image_type, image_vectors
+from suffuse.core.features import check_owners
+from suffuse.core.growth import alpha_s_of, concerned, enter_lists, extend_stale, solve, to_solve, touched_nodes
 from suffuse.core.neighbors import Features
-from suffuse.errors import ChangeFailed, IndexBroken, IndexProblem, InvalidInput, InvalidParams
-from suffuse.index.compact import Content, compacted
-from suffuse.index.current import all_lists, check_owners_fit
-from suffuse.offline.runner import Progress
-from suffuse.store.files import map_extended, sync_directory
+from suffuse.core.params import Progress
+from suffuse.errors import ChangeFailed, IndexProblem, InvalidInput, InvalidParams
+from suffuse.index.compact import Content, make_base
+from suffuse.index.snapshot import Snapshot
+from suffuse.store.files import map_extended, report_damage, sync_directory
 from suffuse.store.items import check_items, encode_items
-from suffuse.store.locks import only_writer, remove_leftovers
-from suffuse.store.manifest import LIST_FILES, Manifest, base_of, column_files, read_manifest, write_manifest
-from suffuse.store.opening import check_files, is_pooled, open_index
+from suffuse.store.locks import lock_writer, remove_leftovers
+from suffuse.store.manifest import (
+    LIST_FILES,
+    Manifest,
+    base_of,
+    column_files,
+    read_manifest,
+    write_manifest,
+)
 from suffuse.store.segments import (
     Extent,
     Segment,
     empty_segment,
-    merged,
-    misfit,
+    find_misfit,
+    merge_segments,
     read_segments,
-    stale_after,
+    update_stale,
     write_segment,
 )
 
@@ -86,25 +93,28 @@ def change(
     """Add images, remove others, or both at once; with `replace`, what is added takes the ids of what is removed."""
     if mode not in MODES:
         raise InvalidParams(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-    return _written(path, lambda writer: writer.change(added, removed, replace=replace, mode=mode, progress=progress))
+    return _write(path, lambda writer: writer.change(added, removed, replace=replace, mode=mode, progress=progress))
 
 
 def compact(path: str | Path, *, progress: Progress | None = None) -> ChangeSummary:
     """Make the index what a build from its images would make: without what was removed, and with no stale column."""
-    return _written(path, lambda writer: writer.compact(progress))
+    return _write(path, lambda writer: writer.compact(progress))
 
 
-def _written(path: str | Path, work: "Callable[[_Writer], ChangeSummary]") -> ChangeSummary:
+@report_damage
+def _write(path: str | Path, work: "Callable[[_Writer], ChangeSummary]") -> ChangeSummary:
     directory = Path(path)
     read_manifest(directory)  # so that nothing is put into a directory that is no index
     try:
-        with only_writer(directory):
+        with lock_writer(directory):
             writer = _Writer(directory)  # where this fails, the manifest may be damaged: nothing must be removed by it
             try:
                 return work(writer)
             except BaseException:
                 _tidy_up(directory)
                 raise
+    except IndexProblem:
+        raise  # some of them are also an OSError
     except OSError as error:
         raise ChangeFailed(
             f"{error.strerror or error} ({error.filename or directory}); the index is as it was before"
@@ -123,7 +133,7 @@ class _Writer:
     def __init__(self, directory: Path) -> None:
         self._began = time.perf_counter()
         self._directory = directory
-        self._stored = open_index(directory)
+        self._stored = Snapshot.open(directory)
         self._manifest = self._stored.manifest
         remove_leftovers(directory, self._manifest)  # not before the index is known to be whole without them
 
@@ -137,37 +147,34 @@ class _Writer:
         progress: Progress | None,
     ) -> ChangeSummary:
         stored = self._stored
-        places = self._places(removed)
-        segment = empty_segment(self._manifest.params, stored.features.shape[1])._replace(
-            removed=places.astype(np.int32)
-        )
+        rows = self._find_rows(removed)
+        segment = empty_segment(self._manifest.params, stored.shape[1])._replace(removed=rows.astype(np.int32))
         next_id = self._manifest.next_id
         if added is not None:
-            segment = self._with_rows(segment, added, replace)
+            segment = self._add_rows(segment, added, replace)
             if not replace:
                 segment = segment._replace(ids=np.arange(next_id, next_id + len(segment.ids)))
                 next_id += len(segment.ids)
-        if not len(segment.ids) and not len(places):
-            return self._summary(segment, self._manifest, 0, 0)
-        if mode == "exact" or (stored.lists is None and len(segment.ids)):
-            return self._rebuilt(segment, next_id, progress)
+        if not len(segment.ids) and not len(rows):
+            return self._summarize(segment, self._manifest, 0, 0)
+        if mode == "exact" or (not stored.has_lists and len(segment.ids)):
+            return self._rebuild(segment, next_id, progress)
         read = _READ_ALWAYS + column_files(stored.manifest.params) + (_READ_TO_ADD if len(segment.features) else ())
-        check_files(self._directory, stored, read)
-        check_owners_fit(stored)
+        stored.check_files(read)
         lists = solved = 0
         if len(segment.features):
-            segment, lists, solved = self._solved(segment)
-        if len(places):
-            segment = self._without(segment, places)
-        return self._summary(segment, self._commit_segment(segment, next_id), lists, solved)
+            segment, lists, solved = self._solve(segment)
+        if len(rows):
+            segment = self._mark_stale(segment, rows)
+        return self._summarize(segment, self._commit_segment(segment, next_id), lists, solved)
 
     def compact(self, progress: Progress | None) -> ChangeSummary:
-        segment = empty_segment(self._manifest.params, self._stored.features.shape[1])
+        segment = empty_segment(self._manifest.params, self._stored.shape[1])
         if not self._manifest.segments:
-            return self._summary(segment, self._manifest, 0, 0)
-        return self._rebuilt(segment, self._manifest.next_id, progress)
+            return self._summarize(segment, self._manifest, 0, 0)
+        return self._rebuild(segment, self._manifest.next_id, progress)
 
-    def _places(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
+    def _find_rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
         """Where the images are that are to go."""
         wanted = np.asarray(ids)
         if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):
@@ -175,18 +182,14 @@ class _Writer:
         names, counts = np.unique(wanted.astype(np.int64), return_counts=True)
         if (counts > 1).any():
             raise InvalidInput(f"image {names[counts > 1][0]} is named {counts[counts > 1][0]} times; name it once")
-        for id in wanted[self._stored.ids.places(wanted.astype(np.int64)) < 0][:1].tolist():
-            self._stored.ids.place(id)  # which says what there is
-        return self._stored.ids.places(wanted.astype(np.int64))
+        for id in wanted[self._stored.ids.find_rows(wanted.astype(np.int64)) < 0][:1].tolist():
+            self._stored.ids.find_row(id)  # which says what there is
+        return self._stored.ids.find_rows(wanted.astype(np.int64))
 
-    def _with_rows(self, segment: Segment, added: Addition, replace: bool) -> Segment:
+    def _add_rows(self, segment: Segment, added: Addition, replace: bool) -> Segment:
         """The rows, owners and names of what is added, as the index holds them."""
         stored = self._stored
-        whitening, regional = stored.whitening, stored.owners is not None
-        dimensions = stored.features.shape[1] if whitening is None else len(whitening.mean)
-        check_matrix(added.features, "features", least_rows=1, dimensions=dimensions)
-        rows = unit_rows(added.features, "features")
-        rows = rows if whitening is None else apply_whitening(rows, whitening, "features")
+        regional, rows = stored.is_regional, stored.prepare(added.features, "features")
         if regional != (added.owners is not None):
             raise InvalidInput(
                 "this index holds regions: give owners, the image of each row"
@@ -199,144 +202,143 @@ class _Writer:
             images = max(images, len(added.names))
         if replace and images != len(segment.removed):
             raise InvalidInput(f"{images} images for {len(segment.removed)} ids; give one image for each id")
-        if len(stored.features) + len(rows) > 2**31 - 1:
-            raise InvalidInput(f"the index would hold {len(stored.features) + len(rows)} elements, more than 2**31 - 1")
+        if stored.shape[0] + len(rows) > 2**31 - 1:
+            raise InvalidInput(f"the index would hold {stored.shape[0] + len(rows)} elements, more than 2**31 - 1")
         if added.names is not None:
             items = check_items(added.names, images)
         elif replace:
-            items = [stored.items.at(place) for place in segment.removed.tolist()]
+            items = [stored.items.at(row) for row in segment.removed.tolist()]
         else:
             items = [{}] * images
         text, offsets = encode_items(items) if any(items) else (b"", np.zeros(images + 1, np.int64))
-        places = stored.ids.count
+        first = stored.ids.count
         return segment._replace(
             features=np.ascontiguousarray(rows, np.float32),
-            owners=segment.owners if owners is None else (owners + places).astype(np.int32),
-            ids=stored.ids.of(segment.removed.astype(np.int64)) if replace else np.arange(images),
+            owners=segment.owners if owners is None else (owners + first).astype(np.int32),
+            ids=stored.name_rows(segment.removed.astype(np.int64)) if replace else np.arange(images),
             item_text=np.frombuffer(text, np.uint8),
             item_offsets=offsets,
         )
 
-    def _solved(self, segment: Segment) -> tuple[Segment, int, int]:
+    def _solve(self, segment: Segment) -> tuple[Segment, int, int]:
         """The segment with the lists that change and the columns of what is new and of its neighbours.
 
         And how many lists that are, and columns. Stale ones hear of what is new, too, unless they hold images.
         """
         stored, params = self._stored, self._manifest.params
-        old, places = len(stored.features), stored.ids.count + len(segment.ids)
-        features = self._features_with(segment)
+        old, rows = stored.shape[0], stored.ids.count + len(segment.ids)
+        features = self._extend_features(segment)
         owners = None if stored.owners is None else np.concatenate([stored.owners, segment.owners])
-        hidden = self._hidden_elements(segment, owners, places)
-        before = all_lists(stored)
+        hidden = self._hide_elements(segment, owners, rows)
+        before = stored.lists()
         grown = enter_lists(features, before, hidden)
         graph = alpha_s_of(grown.lists, params)
         new = np.arange(old, len(features))
-        pooled = is_pooled(stored)
+        pooled = stored.is_pooled
         pool = owners if pooled else None
-        order, solved = solve(graph, to_solve(graph, new, hidden), params, features, pool, stored.columns)
+        order, solved = solve(graph, to_solve(graph, new, hidden), params, features, pool, stored.columns())
         touched = touched_nodes(before, grown, graph)
         met = touched if not pooled else np.unique(stored.owners[touched[touched < old]])  # type: ignore[index]
         reach = stored.ids.count if pooled else old
-        known = np.concatenate([stored.stale, order[order < old]])
-        stale = stale_after(concerned(stored.columns, met, reach, known), order, order[:0])
+        known = np.concatenate([stored.stale_elements, order[order < old]])
+        stale = update_stale(concerned(stored.columns(), met, reach, known), order, order[:0])
         stale = stale[~hidden[stale]]
-        column_of, count = order, len(order)
+        column_of, count, columns = order, len(order), solved.columns
         if not pooled:
             is_stale = np.zeros(old, bool)
             is_stale[stale] = True
             of_new = np.flatnonzero(order >= old)
-            found = plain(held(*solved[:3]), of_new)
-            others, more = extended(stored.columns, found, order[of_new], params, is_stale)
-            column_of, solved = np.concatenate([order, others]), joined([solved, *more])
+            found = columns.decode(of_new)
+            others, more = extend_stale(stored.columns(), found, order[of_new], params, is_stale)
+            column_of, columns = np.concatenate([order, others]), Columns.concat([columns, *more])
         changed = np.concatenate([grown.changed, new])
         segment = segment._replace(
             list_of=changed.astype(np.int32),
             list_ids=grown.lists.ids[changed],
             list_sims=grown.lists.sims[changed],
             column_of=column_of,
-            column_indptr=solved.indptr,
-            column_entries=solved[1],
-            column_values=solved[2],
+            column_indptr=columns.indptr,
+            column_entries=columns.entries,
+            column_values=columns.values,
             stale=stale,
         )
-        if stored.images is not None and owners is not None:
-            segment = self._with_images(segment, owners, places)
+        if stored.has_image_vectors and owners is not None:
+            segment = self._add_image_vectors(segment, owners, rows)
         return segment, len(grown.changed), count
 
-    def _features_with(self, segment: Segment) -> Features:
+    def _extend_features(self, segment: Segment) -> Features:
         """All rows in one array; only those of segments are copied."""
         mapped = base_of(self._directory, self._manifest) / "features.npy"
         since = self._stored.features[self._manifest.counts["elements"] :]
         return map_extended(mapped, np.concatenate([since, segment.features])).array
 
-    def _hidden_elements(self, segment: Segment, owners: NDArray[np.int32] | None, places: int) -> NDArray[np.bool_]:
-        hidden = np.zeros(places, bool)
+    def _hide_elements(self, segment: Segment, owners: NDArray[np.int32] | None, rows: int) -> NDArray[np.bool_]:
+        hidden = np.zeros(rows, bool)
         before = self._stored.ids.hidden
         hidden[: len(before)] = before != 0
         hidden[segment.removed] = True
         return hidden if owners is None else hidden[owners]
 
-    def _with_images(self, segment: Segment, owners: NDArray[np.int32], places: int) -> Segment:
+    def _add_image_vectors(self, segment: Segment, owners: NDArray[np.int32], rows: int) -> Segment:
         """The vectors of the images whose regions have other columns now."""
         stored, params = self._stored, self._manifest.params
-        solved = held(segment.column_indptr, segment.column_entries, segment.column_values)
-        place_of = np.full(len(owners), -1, np.int64)
-        place_of[segment.column_of] = np.arange(len(segment.column_of))
+        solved = Columns.of(segment.column_indptr, segment.column_entries, segment.column_values)
+        number_of = np.full(len(owners), -1, np.int64)
+        number_of[segment.column_of] = np.arange(len(segment.column_of))
         images = np.unique(owners[segment.column_of])
         vectors = image_vectors(
-            lambda ids: _safe_to_pool(_from_both(stored.columns, solved, ids, place_of[ids]), places),
-            owners, places, params.keep, image_type(params), images,
+            lambda ids: _check_poolable(_take_newest(stored.columns(), solved, ids, number_of[ids]), rows),
+            owners, rows, params.keep, image_type(params), images,
         )  # fmt: skip
         return segment._replace(
             image_of=images.astype(np.int32),
             image_indptr=vectors.indptr,
-            image_rows=vectors.rows,
+            image_rows=vectors.entries,
             image_values=vectors.values,
         )
 
-    def _without(self, segment: Segment, places: NDArray[np.int64]) -> Segment:
+    def _mark_stale(self, segment: Segment, rows: NDArray[np.int64]) -> Segment:
         """The segment with the columns that removed images concern as stale ones."""
         stored = self._stored
-        nodes = places
-        if stored.owners is not None and not is_pooled(stored):
-            nodes = np.flatnonzero(np.isin(stored.owners, places))
-        reach = stored.ids.count if is_pooled(stored) else len(stored.features)
-        known = np.concatenate([stored.stale, segment.column_of])
-        met = concerned(stored.columns, nodes, reach, known[known < len(stored.features)])
-        stale = stale_after(met, segment.column_of, segment.stale)
+        nodes = rows
+        if stored.owners is not None and not stored.is_pooled:
+            nodes = np.flatnonzero(np.isin(stored.owners, rows))
+        reach = stored.ids.count if stored.is_pooled else stored.shape[0]
+        known = np.concatenate([stored.stale_elements, segment.column_of])
+        met = concerned(stored.columns(), nodes, reach, known[known < stored.shape[0]])
+        stale = update_stale(met, segment.column_of, segment.stale)
         owners = stored.owners
-        hidden = self._hidden_elements(segment._replace(ids=segment.ids[:0]), owners, stored.ids.count)
+        hidden = self._hide_elements(segment._replace(ids=segment.ids[:0]), owners, stored.ids.count)
         stale = stale[(stale >= len(hidden)) | ~hidden[np.minimum(stale, len(hidden) - 1)]]
         return segment._replace(stale=stale)
 
     def _commit_segment(self, segment: Segment, next_id: int) -> Manifest:
         """Write the segment, together with older ones that are not much larger, so that there are never many."""
         manifest, directory = self._manifest, self._directory
-        extent = Extent(len(self._stored.features) + len(segment.features), self._stored.ids.count + len(segment.ids))
+        extent = Extent(self._stored.shape[0] + len(segment.features), self._stored.ids.count + len(segment.ids))
         kept = list(manifest.segments)
         size = max(_SMALL, sum(array.nbytes for array in segment))
         if kept and kept[-1]["bytes"] <= 2 * size:
             older, _ = read_segments(directory, manifest)
             while kept and kept[-1]["bytes"] <= 2 * size:
                 size += kept.pop()["bytes"]
-                segment = merged([older[len(kept)], segment])
+                segment = merge_segments([older[len(kept)], segment])
         generation = manifest.generation + 1
         now = dataclasses.replace(manifest, generation=generation, next_id=next_id, version=3)
-        if what := misfit(segment, now, extent):
+        if what := find_misfit(segment, now, extent):
             # Nothing that was given can lead to this: checked so that a damaged base does not spoil what is opened.
-            raise IndexBroken(f"the change would not fit the index: {what}; run suffuse verify, then copy it again")
+            raise Damaged(f"the change would not fit the index: {what}")
         written = write_segment(directory, f"segment-{generation:06d}.npz", segment)
         sync_directory(directory)
         return self._switch(dataclasses.replace(now, segments=[*kept, written]))
 
-    def _rebuilt(self, segment: Segment, next_id: int, progress: Progress | None) -> ChangeSummary:
+    def _rebuild(self, segment: Segment, next_id: int, progress: Progress | None) -> ChangeSummary:
         """A new base of everything that is left."""
-        check_owners_fit(self._stored)
         generation = self._manifest.generation + 1
         content = Content(self._directory, self._stored, segment, next_id)
-        manifest = compacted(content, generation, progress)
+        manifest = make_base(content, generation, progress)
         manifest = self._switch(manifest)
-        return self._summary(segment, manifest, 0, manifest.counts["elements"])
+        return self._summarize(segment, manifest, 0, manifest.counts["elements"])
 
     def _switch(self, manifest: Manifest) -> Manifest:
         """Make a generation the one that is opened, and remove what only older ones need."""
@@ -352,43 +354,34 @@ class _Writer:
             remove_leftovers(self._directory, manifest)
         return manifest
 
-    def _summary(self, segment: Segment, manifest: Manifest, lists: int, solved: int) -> ChangeSummary:
+    def _summarize(self, segment: Segment, manifest: Manifest, lists: int, solved: int) -> ChangeSummary:
         stored, rebuilt = self._stored, manifest.base != self._manifest.base
-        stale = stale_after(stored.stale, segment.column_of, segment.stale)
+        stale = update_stale(stored.stale_elements, segment.column_of, segment.stale)
         return ChangeSummary(
             ids=segment.ids,
             removed=len(segment.removed),
             lists=lists,
             solved=solved,
-            stale=0.0 if rebuilt else len(stale) / (len(stored.features) + len(segment.features)),
+            stale=0.0 if rebuilt else len(stale) / (stored.shape[0] + len(segment.features)),
             images=stored.ids.visible - len(segment.removed) + len(segment.ids),
             generation=manifest.generation,
             seconds=time.perf_counter() - self._began,
         )
 
 
-def _safe_to_pool(entries: Entries, images: int) -> Entries:
+def _check_poolable(columns: Columns, images: int) -> Columns:
     """Columns over images as the kernel can take them, which checks nothing; the base they are from may be damaged."""
-    rows, values = entries.rows, entries.values
+    rows, values = columns.entries, columns.values
     if len(rows) and not (0 <= rows.min() <= rows.max() < images and np.isfinite(values).all() and values.min() >= 0):
-        raise IndexBroken(
-            "codes.npy, scales.npy, rows.npy or values.npy holds what no column holds; run suffuse verify, then copy"
-            " the index again"
-        )
+        raise Damaged("codes.npy, scales.npy, rows.npy or values.npy holds what no column holds")
     # The kernel takes an image whose sum is zero for one that it has not met.
-    return entries._replace(values=np.maximum(values, np.finfo(values.dtype).smallest_subnormal))
+    return columns._replace(values=np.maximum(values, np.finfo(values.dtype).smallest_subnormal))
 
 
-def _from_both(stored: Held, solved: Held, ids: NDArray[np.integer], places: NDArray[np.int64]) -> Entries:
-    """The columns of these elements: the one at `places` of what was solved, or, where that is -1, the stored one."""
-    new = places >= 0
-    parts = plain(stored, ids[~new]), plain(solved, places[new])
-    lengths = np.empty(len(ids), np.int64)
-    for part, of in zip(parts, (~new, new), strict=True):
-        lengths[of] = np.diff(part.indptr)
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    rows, values = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], parts[0].values.dtype)
-    for part, of in zip(parts, (~new, new), strict=True):
-        at = np.repeat(of, lengths)
-        rows[at], values[at] = part.rows, part.values
-    return Entries(indptr, rows, values)
+def _take_newest(stored: Columns, solved: Columns, ids: NDArray[np.integer], at: NDArray[np.int64]) -> Columns:
+    """The columns of these elements, plain: that of what was solved with the number `at`, or the stored one for -1."""
+    new = at >= 0
+    both = Columns.concat([stored.decode(ids[~new]), solved.decode(at[new])])
+    order = np.empty(len(ids), np.int64)
+    order[np.concatenate([np.flatnonzero(~new), np.flatnonzero(new)])] = np.arange(len(ids))
+    return both.decode(order)

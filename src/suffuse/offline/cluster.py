@@ -1,6 +1,6 @@
 """Build on a Dask cluster: a client of it, and tasks that run only where and while they should.
 
-A task of `blocks` is a function of file paths, so a cluster needs nothing but a folder that all its machines see. What
+A task (`tasks`) is a function of file paths, so a cluster needs nothing but a folder that all its machines see. What
 a cluster adds are tasks that outlive their build: the process that builds may be killed while workers go on. Such a
 task must not write into the next build, which may have another plan. So a working directory has a file `run` with the
 token of the build that owns it:
@@ -26,11 +26,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from suffuse import __version__
 from suffuse.core.blas import cores
-from suffuse.errors import BuildInterrupted, InvalidParams, MissingExtra
+from suffuse.errors import BuildInterrupted, InvalidParams, name_extra
+from suffuse.store.files import lock_file
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -90,10 +91,8 @@ def client_of(where: "str | Client") -> Iterator["Client"]:
 
 
 def _load_distributed() -> Any:
-    try:
+    with name_extra("distributed", "dask"):
         import distributed
-    except ImportError as error:
-        raise MissingExtra("distributed", "dask") from error
     return distributed
 
 
@@ -210,7 +209,8 @@ def _check_versions(executor: Any) -> None:
             return None, known_as
         return suffuse.__version__, known_as
 
-    client, options = executor._client, executor._kwargs
+    inside = vars(executor)  # distributed has no other way to ask an executor whose it is
+    client, options = inside["_client"], inside["_kwargs"]
     found = client.run(look)
     if options.get("workers") and not options.get("allow_other_workers"):
         chosen = options["workers"]
@@ -280,35 +280,6 @@ def run_task(token: str, version: str, task: Callable[..., None], work: str, *ar
         task(work, *args)
 
 
-# --- who may write into a working directory
-
-
-@contextlib.contextmanager
-def owned(work: Path) -> Iterator[None]:
-    """Make a working directory that of this build alone, even if it fails: no task may outlive it.
-
-    Futures that are cancelled are only forgotten; what runs on a worker goes on. So a build waits for it at its end,
-    as the next one does if this one is killed.
-    """
-    _own(work)
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # what went wrong before matters more
-            _own(work)
-        raise
-
-
-def _own(work: Path) -> None:
-    """Write a new token, once no task with an older one runs."""
-    with (work / "run").open("a+") as stream:
-        _lock(stream, exclusive=True)
-        # In place, not by a rename: the lock belongs to this file.
-        stream.truncate(0)
-        stream.write(uuid.uuid4().hex)
-        stream.flush()
-
-
 @contextlib.contextmanager
 def _of_this_build(work: Path, token: str) -> Iterator[None]:
     """Keep the next build waiting while a task runs; raise if the directory is not that of the task's build."""
@@ -317,7 +288,7 @@ def _of_this_build(work: Path, token: str) -> Iterator[None]:
     except OSError as error:
         raise BuildInterrupted(_not_shared(work, f"cannot open it: {error.strerror}")) from error
     with stream:
-        _lock(stream, exclusive=False)
+        lock_file(stream.fileno(), shared=True, wait=True)
         if stream.read() != token:
             raise BuildInterrupted(_not_shared(work, "has another build there"))
         yield
@@ -328,17 +299,3 @@ def _not_shared(work: Path, found: str) -> str:
         f"the worker at {socket.gethostname()} does not see the files of this build: it looked for {work} and {found};"
         " all workers need the same folder, at the same path, on a file system that they share"
     )
-
-
-def _lock(stream: IO[str], *, exclusive: bool) -> None:
-    """Lock an open file until it is closed, or its process ends, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    if exclusive:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        logger.warning("waiting for tasks on other machines that still run")
-    fcntl.flock(stream, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)

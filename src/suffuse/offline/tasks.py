@@ -1,18 +1,17 @@
-"""The tasks of a build up to its graph: functions of file paths, which threads, processes or a cluster can run.
+"""The tasks of a build: functions of file paths, which threads, processes or a cluster can run.
 
-Those of columns are in `column_blocks`. A working directory holds everything that tasks read and write:
+A working directory holds everything that tasks read and write:
 
     plan.json             parameters and fingerprints of the build
     index/                the future index; features.npy is there before the first task
-    search/KIND.faiss     an approximate index of the features, for the stages that search by it
-    search/cells-*.npy    the cells of the features, where the graph is searched by them
-    pairs/A-B.npy         keys of the nearest in shard B of the rows of shard A (see `shards`)
+    search/               ivfadc.faiss, or the links of HNSW, for the stages that search by them
+    pairs/A-B.npy         keys of the nearest in shard B of the rows of shard A (`neighbors.search_pair`)
     neighbors/START.npz   ids and sims of a block of rows
     lists/*.npy           the same of all rows, by element
     edges/START.npz       the affinity A of a block of rows, and their sums
     graph/*.npy           alpha S, the order of its nodes, and summary.json
-    drafts/START.npz      columns of a block of nodes, in that order, to be solved again on the supports that they tell
-    draft/*.npy           the same of all nodes
+    drafts/START.npz      first solutions of the columns of a block of nodes, in that order
+    supports/*.npy        the same of all nodes: columns are solved again on the supports that they show
     columns/START.npz     columns of a block of nodes, in that order
 
 Each file appears whole or not at all, so a file that exists is a task that is done.
@@ -24,25 +23,40 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from suffuse.core import ann
-from suffuse.core.ann import HnswGraph, build_hnsw, nearest_by_hnsw
+from suffuse.core import ann, columns, neighbors
+from suffuse.core.ann import HnswGraph
 from suffuse.core.blas import load_faiss, one_thread
-from suffuse.core.cells import Cells, make_cells, nearest_in_cells
-from suffuse.core.columns import group_size
-from suffuse.core.graph import Graph, affinity, degrees_of, inverse, order_along, renumbered, summarize, transition
+from suffuse.core.columns import Columns, FindSupports, Solved, gather_spans, group_size
+from suffuse.core.graph import Graph, affinity, degrees_of, inverse, number_rows, order_along, summarize, transition
 from suffuse.core.kernels.solve import LANES
-from suffuse.core.neighbors import Features, Find, Neighbors, between, merged, nearest_to_rows, shard_starts, within
-from suffuse.core.params import GraphSearch, Params
+from suffuse.core.neighbors import Features, Find, Neighbors, nearest_to_rows, shard_starts
+from suffuse.core.params import Params
 from suffuse.store.files import map_array, write_array, write_blocks, write_bytes, write_json, write_side_by_side
-from suffuse.store.manifest import ARRAY_TYPES, GRAPH_FILES
+from suffuse.store.manifest import ARRAY_TYPES, GRAPH_FILES, IMAGE_FILES, column_files
+
+# The stages of a build in their order; "index" joins the parts. Some are left out: "seeds" unless the index holds links
+# for its seeds, "search" where no stage searches approximately, "pairs" where the graph's neighbours are not searched
+# exactly, "drafts" and "supports" where columns do not share supports. A stage has the directory of its name.
+STAGES = (
+    "features", "seeds", "search", "pairs", "neighbors", "lists", "edges", "graph", "drafts", "supports", "columns",
+    "index",
+)  # fmt: skip
 
 _LIST_TYPES = {"ids": np.int32, "sims": np.float32}
 _GRAPH_TYPES = dict(zip(Graph._fields, (np.uint64, np.uint32, np.float64), strict=True))
+Approximate = Literal["ivfadc", "hnsw"]
+
+
+class ColumnCounts(NamedTuple):
+    """What the manifest says about all columns together."""
+
+    entries: int
+    unconverged: int
 
 
 def block_starts(n: int) -> Sequence[int]:
@@ -60,76 +74,86 @@ def block_path(work: Path, stage: str, start: int) -> Path:
     return work / stage / f"{start:010d}.npz"
 
 
-def plan_difference(path: Path, plan: dict[str, Any]) -> str:
-    """Which parts of a plan differ from the plan in a file, in words; empty if none."""
-    try:
-        old = json.loads(path.read_bytes())
-    except ValueError:
-        old = None
-    if not isinstance(old, dict) or not isinstance(old.get("params"), dict):
-        return "content"
-    parts = [key for key in plan if key != "params" and old.get(key) != plan[key]]
-    before, after = old["params"], plan["params"]
-    parts += [f"{key} ({before.get(key)}, now {after[key]})" for key in after if before.get(key) != after[key]]
-    return ", ".join(parts)
+def _read_blocks(work: Path, stage: str, name: str, n: int) -> Iterator[NDArray[Any]]:
+    """One array of each block; one file open at a time, since a build may have more blocks than open files."""
+    return (np.load(block_path(work, stage, start))[name] for start in block_starts(n))
 
 
-def search_results(work: Path, params: Params) -> dict[Path, GraphSearch]:
-    """The approximate indexes that a build needs, by file; stages that search by the same kind share one."""
-    used: set[GraphSearch] = set() if _is_linked(params) else {params.graph_search}
-    if params.support == "features":
-        used.add(params.support_search)
-    return {_search_path(work, search): search for search in sorted(used - {"exact"})}
+def _write_npz(path: Path, **arrays: NDArray[Any]) -> None:
+    """Write what a task found, whole."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    write_bytes(path, [buffer.getvalue()])
 
 
-def _is_linked(params: Params) -> bool:
-    """Whether the graph is searched along the links that the index has for its seeds."""
-    return params.graph_search == params.seed_search == "hnsw"
+def _read_params(work: Path) -> Params:
+    return Params.from_dict(json.loads((work / "plan.json").read_bytes())["params"])
 
 
-def _search_path(work: Path, search: GraphSearch) -> Path:
-    # The last file of the cells stands for all of them.
-    return work / "search" / (f"cells-{Cells._fields[-1]}.npy" if search == "cells" else f"{search}.faiss")
+def _map_features(work: Path) -> Features:
+    return map_array(work / "index" / "features.npy").array
+
+
+# --- approximate search
 
 
 def seeds_results(work: Path, params: Params) -> dict[Path, None]:
     """The last file of the links for seeds, where the index has any."""
-    return {work / "index" / f"hnsw_{HnswGraph._fields[-1]}.npy": None} if params.seed_search == "hnsw" else {}
+    return {_links_path(work / "index", HnswGraph._fields[-1]): None} if params.seed_search == "hnsw" else {}
 
 
-def search_task(work: str, search: GraphSearch) -> None:
-    """The approximate index of all rows; one thread, so that the same rows give the same index."""
-    directory = Path(work)
-    features = map_array(directory / "index" / "features.npy").array
-    with one_thread():
-        if search == "cells":
-            for name, array in make_cells(features, params_in(directory).probes)._asdict().items():
-                write_array(directory / "search" / f"cells-{name}.npy", array)
-        else:
-            write_bytes(_search_path(directory, search), [ann.train_index(features, search)])
+def search_results(work: Path, params: Params, *, lists_given: bool) -> dict[Path, Approximate]:
+    """What is needed to search approximately while building, by its last file; stages share it."""
+    used = set() if lists_given else {params.graph_search}
+    if params.support == "features":
+        used.add(params.support_search)
+    results: dict[Path, Approximate] = {}
+    if "ivfadc" in used:
+        results[work / "search" / "ivfadc.faiss"] = "ivfadc"
+    if "hnsw" in used and params.seed_search != "hnsw":  # else the links for seeds serve
+        results[_links_path(work / "search", HnswGraph._fields[-1])] = "hnsw"
+    return results
 
 
-def _cells(directory: Path) -> Cells:
-    return Cells(*(map_array(directory / "search" / f"cells-{name}.npy").array for name in Cells._fields))
+def _links_path(directory: Path, name: str) -> Path:
+    return directory / f"hnsw_{name}.npy"
 
 
 def seeds_task(work: str, _: None) -> None:
     """The links by which a search finds its seeds, straight into the index; on all threads of this process."""
-    index = Path(work) / "index"
-    graph = build_hnsw(map_array(index / "features.npy").array, threads=load_faiss().omp_get_max_threads())
+    _write_links(Path(work), "index", threads=load_faiss().omp_get_max_threads())
+
+
+def search_task(work: str, search: Approximate) -> None:
+    """The approximate index of all rows, for the build alone."""
+    if search == "hnsw":
+        _write_links(Path(work), "search", threads=1)
+    else:
+        write_bytes(Path(work) / "search" / "ivfadc.faiss", [ann.train_ivfadc(_map_features(Path(work)))])
+
+
+def _write_links(work: Path, directory: str, threads: int) -> None:
+    graph = ann.build_hnsw(_map_features(work), threads=threads)
     for name, array in graph._asdict().items():
-        write_array(index / f"hnsw_{name}.npy", array)
+        write_array(_links_path(work / directory, name), array)
 
 
-def search_in(directory: Path, search: GraphSearch, params: Params) -> Find:
+def _search_in(work: Path, search: str, params: Params) -> Find:
     """How the neighbours of rows are found."""
     if search == "exact":
         return nearest_to_rows
-    index = ann.read_index(str(_search_path(directory, search)), search, params)
-    return functools.partial(ann.nearest_by_faiss, index)
+    if search == "ivfadc":
+        trained = ann.read_ivfadc(str(work / "search" / "ivfadc.faiss"), params.probes)
+        return functools.partial(ann.nearest_by_ivfadc, trained)
+    directory = work / ("index" if params.seed_search == "hnsw" else "search")
+    links = HnswGraph(*(map_array(_links_path(directory, name)).array for name in HnswGraph._fields))
+    return functools.partial(ann.nearest_along_links, links, params.ef)
 
 
-def pair_path(work: Path, a: int, b: int) -> Path:
+# --- neighbours
+
+
+def _pair_path(work: Path, a: int, b: int) -> Path:
     """The file of the nearest in the shard that starts at b, for the rows of the shard that starts at a."""
     return work / "pairs" / f"{a:010d}-{b:010d}.npy"
 
@@ -137,83 +161,62 @@ def pair_path(work: Path, a: int, b: int) -> Path:
 def pairs_of_shards(work: Path, n: int) -> tuple[dict[Path, tuple[int, int]], dict[Path, tuple[int, int]]]:
     """The pairs of shards by the last file of each: every shard with itself, and then with every later one."""
     starts = shard_starts(n, block_rows(n))
-    alone = {pair_path(work, a, a): (a, a) for a in starts}
-    return alone, {pair_path(work, b, a): (a, b) for a, b in itertools.combinations(starts, 2)}
+    alone = {_pair_path(work, a, a): (a, a) for a in starts}
+    return alone, {_pair_path(work, b, a): (a, b) for a, b in itertools.combinations(starts, 2)}
 
 
 def pair_task(work: str, pair: tuple[int, int]) -> None:
     """Which elements of two shards are near to each other; of one with itself, if `pair` names it twice."""
-    directory, k = Path(work), params_in(Path(work)).k
-    features = map_array(directory / "index" / "features.npy").array
+    directory = Path(work)
+    features, k = _map_features(directory), _read_params(directory).k
     starts, n = shard_starts(len(features), block_rows(len(features))), len(features)
     a, b = (range(start, min(start + starts.step, n)) for start in pair)
     with one_thread():
         if a == b:
-            write_array(pair_path(directory, a.start, a.start), within(features, a.start, a.stop, k))
+            write_array(_pair_path(directory, a.start, a.start), neighbors.search_shard(features, a.start, a.stop, k))
             return
-        own = (map_array(pair_path(directory, shard.start, shard.start)).array for shard in (a, b))
-        near_a, near_b = between(features, a, b, *own)
-    write_array(pair_path(directory, a.start, b.start), near_a)
-    write_array(pair_path(directory, b.start, a.start), near_b)
-
-
-def _nearest_by_pairs(directory: Path, features: Features, start: int, stop: int, k: int) -> Neighbors:
-    starts = shard_starts(len(features), block_rows(len(features)))
-    own = start - start % starts.step
-    lists = [map_array(pair_path(directory, own, other)).array[start - own : stop - own] for other in starts]
-    return merged(features, start, stop, lists, k)
+        own = (map_array(_pair_path(directory, shard.start, shard.start)).array for shard in (a, b))
+        near_a, near_b = neighbors.search_pair(features, a, b, *own)
+    write_array(_pair_path(directory, a.start, b.start), near_a)
+    write_array(_pair_path(directory, b.start, a.start), near_b)
 
 
 def neighbors_task(work: str, start: int, stop: int) -> None:
-    """k-NN of the rows start..stop against all; where the graph is searched by cells, of those positions (`Cells`)."""
-    directory, params = Path(work), params_in(Path(work))
-    features = map_array(directory / "index" / "features.npy").array
+    """k-NN of the rows start..stop against all."""
+    directory = Path(work)
+    features, params = _map_features(directory), _read_params(directory)
     with one_thread():
         if params.graph_search == "exact":
-            found = _nearest_by_pairs(directory, features, start, stop, params.k)
-        elif params.graph_search == "cells":
-            found = nearest_in_cells(features, _cells(directory), start, stop, min(params.k, len(features)))
-        elif _is_linked(params):
-            links = HnswGraph(
-                *(map_array(directory / "index" / f"hnsw_{name}.npy").array for name in HnswGraph._fields)
-            )
-            own = np.arange(start, stop, dtype=np.uint32)
-            found = nearest_by_hnsw(features[start:stop], features, links, params.k, params.ef, own_ids=own)
+            starts = shard_starts(len(features), block_rows(len(features)))
+            own = start - start % starts.step
+            lists = [map_array(_pair_path(directory, own, other)).array[start - own : stop - own] for other in starts]
+            found = neighbors.merge_shards(features, start, stop, lists, params.k)
         else:
-            found = search_in(directory, params.graph_search, params)(features, start, stop, params.k)
-    write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)
+            found = _search_in(directory, params.graph_search, params)(features, start, stop, params.k)
+    _write_npz(block_path(directory, "neighbors", start), ids=found.ids, sims=found.sims)
 
 
 def lists_task(work: str, n: int) -> None:
-    """The k-NN lists of all blocks in two files by element, which the next stages map."""
-    directory, params = Path(work), params_in(Path(work))
-    shape = (n, min(params.k, n))
-
-    def parts(name: str) -> Iterator[NDArray[Any]]:
-        # One file open at a time: a large build has more blocks than a process may have open files.
-        return (np.load(block_path(directory, "neighbors", start))[name] for start in block_starts(n))
-
+    """The k-NN lists of all blocks in two files, which the next stages map."""
+    directory = Path(work)
+    shape = (n, min(_read_params(directory).k, n))
     for name, dtype in _LIST_TYPES.items():
-        path = directory / "lists" / f"{name}.npy"
-        if params.graph_search != "cells":
-            write_blocks(path, dtype, shape, parts(name))
-            continue
-        by_position, place = path.with_name("positions.npy"), inverse(_cells(directory).order.view(np.uint32))
-        write_blocks(by_position, dtype, shape, parts(name))
-        lists = map_array(by_position).array
-        blocks = (place[start : start + block_rows(n)] for start in block_starts(n))
-        write_blocks(path, dtype, shape, (lists[positions] for positions in blocks))
+        parts = _read_blocks(directory, "neighbors", name, n)
+        write_blocks(directory / "lists" / f"{name}.npy", dtype, shape, parts)
 
 
-def _lists(directory: Path) -> Neighbors:
-    return Neighbors(*(map_array(directory / "lists" / f"{name}.npy").array for name in _LIST_TYPES))
+def _map_lists(work: Path) -> Neighbors:
+    return Neighbors(*(map_array(work / "lists" / f"{name}.npy").array for name in _LIST_TYPES))
+
+
+# --- the graph
 
 
 def edges_task(work: str, start: int, stop: int) -> None:
     """The rows start..stop of the affinity A, with their sums: the degrees of these nodes."""
-    directory, params = Path(work), params_in(Path(work))
-    a = affinity(_lists(directory), params.gamma, range(start, stop))
-    write_npz(block_path(directory, "edges", start), **a._asdict(), degrees=degrees_of(a))
+    directory = Path(work)
+    a = affinity(_map_lists(directory), _read_params(directory).gamma, range(start, stop))
+    _write_npz(block_path(directory, "edges", start), **a._asdict(), degrees=degrees_of(a))
 
 
 def graph_task(work: str, n: int) -> None:
@@ -221,8 +224,9 @@ def graph_task(work: str, n: int) -> None:
 
     Rows come and go in blocks; what is held is a few numbers per node, and files that are mapped.
     """
-    directory, params = Path(work), params_in(Path(work))
-    counts, degrees = (np.concatenate(parts) for parts in zip(*_counts_and_degrees(directory, n), strict=True))
+    directory, params = Path(work), _read_params(Path(work))
+    counts = np.concatenate([np.diff(indptr) for indptr in _read_blocks(directory, "edges", "indptr", n)])
+    degrees = np.concatenate(list(_read_blocks(directory, "edges", "degrees", n)))
 
     def rows_of_s() -> Iterator[Graph]:
         for start in block_starts(n):
@@ -234,22 +238,15 @@ def graph_task(work: str, n: int) -> None:
     files = {directory / "graph" / f"{name}.npy": dtype for name, dtype in _GRAPH_TYPES.items()}
     order = np.arange(n, dtype=np.uint32)
     _write_graph(files, counts, (s._replace(weights=params.alpha * s.weights) for s in rows_of_s()))
-    alpha_s = alpha_s_in(directory)
+    alpha_s = _map_alpha_s(directory)
     summary = summarize(alpha_s)
     if params.support == "graph":
         order = order_along(alpha_s, group_size(params))
         number = inverse(order)
         blocks = (order[start : start + block_rows(n)] for start in block_starts(n))
-        rows = (renumbered(alpha_s, nodes, number) for nodes in blocks)
-        _write_graph(files, counts[order], rows)
+        _write_graph(files, counts[order], (number_rows(alpha_s, nodes, number) for nodes in blocks))
     write_array(directory / "graph" / "order.npy", order)
     write_json(directory / "graph" / "summary.json", {**summary._asdict(), "most_listed": _most_listed(directory, n)})
-
-
-def _counts_and_degrees(directory: Path, n: int) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.float64]]]:
-    for start in block_starts(n):
-        with np.load(block_path(directory, "edges", start)) as a:
-            yield np.diff(a["indptr"]), a["degrees"]
 
 
 def _write_graph(files: dict[Path, Any], counts: NDArray[np.uint64], blocks: Iterable[Graph]) -> None:
@@ -257,20 +254,17 @@ def _write_graph(files: dict[Path, Any], counts: NDArray[np.uint64], blocks: Ite
     indptr = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts)])
     (path, dtype), *entries = files.items()
     write_array(path, indptr.astype(dtype))
-    shape = (int(indptr[-1]),)
-    write_side_by_side(
-        {path: (dtype, shape) for path, dtype in entries}, ((block.indices, block.weights) for block in blocks)
-    )
+    shaped = {path: (dtype, (int(indptr[-1]),)) for path, dtype in entries}
+    write_side_by_side(shaped, ((block.indices, block.weights) for block in blocks))
 
 
-def alpha_s_in(directory: Path) -> Graph:
-    """alpha S, of the nodes in their order."""
-    return Graph(*(map_array(directory / "graph" / f"{name}.npy").array for name in Graph._fields))
+def _map_alpha_s(work: Path) -> Graph:
+    return Graph(*(map_array(work / "graph" / f"{name}.npy").array for name in Graph._fields))
 
 
-def _most_listed(directory: Path, n: int) -> int:
+def _most_listed(work: Path, n: int) -> int:
     """How many list the element that most do. Hubs are near to everything; mutual edges hide them, lists show them."""
-    ids, times = _lists(directory).ids, np.zeros(n, np.int64)
+    ids, times = _map_lists(work).ids, np.zeros(n, np.int64)
     for start in block_starts(n):
         block = ids[start : start + block_rows(n)]
         others, counts = np.unique(block[:, 1:][block[:, 1:] != block[:, :1]], return_counts=True)
@@ -278,18 +272,105 @@ def _most_listed(directory: Path, n: int) -> int:
     return 1 + int(times.max())  # each element lists itself, once
 
 
-def order_in(directory: Path) -> NDArray[np.uint32]:
+# --- columns
+
+
+def has_drafts(params: Params) -> bool:
+    """Whether columns are drafted first: where they share supports, which have to suit all of a group."""
+    return group_size(params) > 1
+
+
+def drafts_task(work: str, start: int, stop: int) -> None:
+    """Drafts of the columns of the nodes start..stop, over nodes."""
+    directory = Path(work)
+    with one_thread():
+        block = columns.draft_columns(_map_alpha_s(directory), start, stop, _read_params(directory)).encode()
+    _write_columns(block_path(directory, "drafts", start), block)
+
+
+def _write_columns(path: Path, block: Solved) -> None:
+    (_, _, entries, values), lengths, residuals = block
+    indptr = block.columns.indptr
+    _write_npz(path, indptr=indptr, entries=entries, values=values, lengths=lengths, residuals=residuals)
+
+
+def supports_task(work: str, n: int) -> None:
+    """The drafts of all nodes, in files that can be mapped."""
+    parts, directory = functools.partial(_read_blocks, Path(work), "drafts", n=n), Path(work) / "supports"
+    indptr = _join_indptr(parts("indptr"))
+    write_array(directory / "indptr.npy", indptr)
+    write_array(directory / "scales.npy", np.concatenate(list(parts("values"))))
+    write_blocks(supports_path(Path(work)), np.uint8, (int(indptr[-1]),), parts("entries"))
+
+
+def supports_path(work: Path) -> Path:
+    """The last file of the drafts of all nodes."""
+    return work / "supports" / "codes.npy"
+
+
+def _join_indptr(blocks: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(np.concatenate([np.diff(block) for block in blocks]))])
+
+
+def _supports_by_drafts(work: Path) -> FindSupports:
+    draft = Columns.of(*(map_array(work / "supports" / f"{name}.npy").array for name in ("indptr", "codes", "scales")))
+    itself = np.arange(len(draft.starts), dtype=np.uint32)
+    return functools.partial(columns.find_known, len(itself), itself, itself, draft)
+
+
+def columns_task(work: str, start: int, stop: int) -> None:
+    """Columns of the nodes start..stop, in the order of the graph."""
+    directory = Path(work)
+    features, params, order = _map_features(directory), _read_params(directory), _map_order(directory)
+    owners_path = directory / "index" / "owners.npy"
+    owners = map_array(owners_path).array if params.pool == "sum" and owners_path.exists() else None
+    find = _search_in(directory, params.support_search, params) if params.support == "features" else nearest_to_rows
+    supports_of = _supports_by_drafts(directory) if has_drafts(params) else None
+    with one_thread():
+        block = columns.solve_columns(
+            _map_alpha_s(directory), start, stop, params, features, owners, find, order, supports_of
+        )
+    _write_columns(block_path(directory, "columns", start), block.encode() if params.values == "uint8" else block)
+
+
+def _map_order(work: Path) -> NDArray[np.uint32]:
     """Which element each node is."""
-    return map_array(directory / "graph" / "order.npy").array
+    return map_array(work / "graph" / "order.npy").array
 
 
-def params_in(directory: Path) -> Params:
-    """What is built."""
-    return Params.from_dict(json.loads((directory / "plan.json").read_bytes())["params"])
+def join_columns(work: Path, n: int) -> ColumnCounts:
+    """Write the columns of all blocks into the index, by element, never all of them in memory."""
+    index, params = work / "index", _read_params(work)
+    parts = functools.partial(_read_blocks, work, "columns", n=n)
+    node_of, found = inverse(_map_order(work)), _join_indptr(parts("indptr"))
+
+    def by_element(part: str, name: str, dtype: DTypeLike) -> None:
+        # First as the blocks have them, in a file that can be mapped; then element after element.
+        by_node = work / "columns" / f"{name}.npy"
+        write_blocks(by_node, dtype, (int(found[-1]),), parts(part))
+        entries = map_array(by_node).array
+        nodes = (node_of[start : start + block_rows(n)] for start in block_starts(n))
+        ordered = (entries[gather_spans(found[:-1], found[1:], of)[1]] for of in nodes)
+        write_blocks(index / f"{name}.npy", dtype, entries.shape, ordered)
+        by_node.unlink()
+
+    write_array(index / "indptr.npy", np.concatenate([[0], np.cumsum(np.diff(found)[node_of])]))
+    entries = int(found[-1])
+    if params.values == "uint8":
+        entries = sum(int(lengths.sum()) for lengths in parts("lengths"))
+        by_element("entries", "codes", np.uint8)
+        write_array(index / "scales.npy", np.concatenate(list(parts("values")))[node_of])
+    else:
+        by_element("entries", "rows", np.int32)
+        by_element("values", "values", params.values)
+    return ColumnCounts(entries, sum(int((residuals > params.tolerance).sum()) for residuals in parts("residuals")))
 
 
-def write_npz(path: Path, **arrays: NDArray[Any]) -> None:
-    """Write what a task found, whole."""
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    write_bytes(path, [buffer.getvalue()])
+def pool_images(work: Path, images: int) -> None:
+    """The vectors of images that the second look compares with, from the finished columns of a regional index."""
+    index, params = work / "index", _read_params(work)
+    stored = (map_array(index / name).array for name in ("indptr.npy", *column_files(params)))
+    owners, dtype = map_array(index / "owners.npy").array, columns.image_type(params)
+    vectors = columns.image_vectors(Columns.of(*stored).decode, owners, images, params.keep, dtype)
+    for name, array in zip(IMAGE_FILES, (vectors.indptr, vectors.entries, vectors.values), strict=True):
+        write_array(index / name, array)

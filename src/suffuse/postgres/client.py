@@ -1,6 +1,5 @@
-"""The SQL functions from Python, with the results that an open index gives."""
+"""An exported index in Python: its SQL functions, with the results of an open index."""
 
-import json
 import weakref
 from typing import Any, LiteralString, Self
 
@@ -10,17 +9,13 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from suffuse.core.features import check_matrix, unit_rows
-from suffuse.errors import InvalidInput, InvalidParams
+from suffuse.errors import InvalidInput
 from suffuse.index.explain import Contribution
-from suffuse.index.online import Hits
-from suffuse.postgres.connection import check_schema, connect, friendly
+from suffuse.index.search import Hits, check_count
+from suffuse.postgres.connection import LARGEST, check_schema, connect, translate_errors, write_vectors
 
-_SEARCH: LiteralString = "SELECT id, score FROM {}.search(%s, %s, %s, filter => %s, exact => %s)"
-_EXPLAIN: LiteralString = (
-    "SELECT seed, similarity, weight, entry, amount, share FROM {}.explain(%s, %s, %s, exact => %s)"
-)
-# The largest integer that PostgreSQL's functions take.
-_LARGEST = 2**31 - 1
+_SEARCH: LiteralString = "SELECT id, score FROM {}.search(%s, %s, %s, %s, %s)"
+_EXPLAIN: LiteralString = "SELECT seed, similarity, weight, entry, amount, share FROM {}.explain(%s, %s, %s, %s)"
 
 
 class PostgresIndex:
@@ -55,7 +50,7 @@ class PostgresIndex:
 
     def _parameter(self, name: str) -> Any:
         statement = sql.SQL("SELECT {} FROM {}.parameters").format(sql.Identifier(name), self._schema)
-        with friendly(self._doing):
+        with translate_errors(self._doing):
             found = self._connection.execute(statement, []).fetchone()
         assert found is not None
         return found[0]
@@ -76,39 +71,33 @@ class PostgresIndex:
 
         All queries are answered by the same export, also if it is replaced meanwhile.
         """
-        limits = [_count("top", top), _count("seeds", seeds)]
-        texts = _texts(queries)
-        statement = sql.SQL(_SEARCH).format(self._schema)
-        wanted = None if filter is None else Jsonb(filter)
-        with friendly(self._doing), self._connection.transaction():
-            found = [
-                self._connection.execute(statement, [text, *limits, wanted, exact], prepare=True).fetchall()
-                for text in texts
-            ]
-        shape = (len(found), len(found[0]))
-        return Hits(
-            np.array([[id for id, _ in hits] for hits in found], np.int64).reshape(shape),
-            np.array([[score for _, score in hits] for hits in found], np.float32).reshape(shape),
-        )
+        asked = [*_limit_counts(top=top, seeds=seeds), None if filter is None else Jsonb(filter), exact]
+        texts = _encode_queries(queries)
+        statement, execute = sql.SQL(_SEARCH).format(self._schema), self._connection.execute
+        with translate_errors(self._doing), self._connection.transaction():
+            found = [execute(statement, [text, *asked], prepare=True).fetchall() for text in texts]
+        # (m, top, 2), also if nothing is found
+        ids, scores = np.array(found, np.float64).reshape(len(found), len(found[0]), 2).transpose(2, 0, 1)
+        return Hits(ids.astype(np.int64), scores.astype(np.float32))
 
     def explain(self, query: NDArray[Any], item: int, seeds: int = 10, *, exact: bool = False) -> list[Contribution]:
         """What each seed of a query (d,) gave to the score of an image, the most first."""
-        (text,) = _texts(np.asarray(query)[None])
-        if not 0 <= item <= _LARGEST:
+        (text,) = _encode_queries(np.asarray(query)[None])
+        if not 0 <= item <= LARGEST:
             raise InvalidInput(f"there is no image {item}")
         statement = sql.SQL(_EXPLAIN).format(self._schema)
-        with friendly(self._doing):
-            given = self._connection.execute(statement, [text, int(item), _count("seeds", seeds), exact]).fetchall()
-        return [Contribution(*one) for one in given]
+        asked = [text, int(item), *_limit_counts(seeds=seeds), exact]
+        with translate_errors(self._doing):
+            return [Contribution(*one) for one in self._connection.execute(statement, asked)]
 
 
-def _texts(queries: NDArray[Any]) -> list[str]:
+def _encode_queries(queries: NDArray[Any]) -> list[str]:
     """Queries as pgvector reads them; of unit length, since its numbers are single precision."""
     check_matrix(queries, "queries", least_rows=1)
-    return [json.dumps(row) for row in unit_rows(queries, "queries").tolist()]
+    return write_vectors(unit_rows(queries, "queries"))
 
 
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InvalidParams(f"{name} must be a whole number of at least 1, got {value!r}")
-    return min(int(value), _LARGEST)
+def _limit_counts(**counts: int) -> list[int]:
+    for name, value in counts.items():
+        check_count(name, value)
+    return [min(int(value), LARGEST) for value in counts.values()]

@@ -1,22 +1,33 @@
-"""A connection to PostgreSQL: opened, checked, and its errors said in our words."""
+"""Connections to PostgreSQL, what they need of the server, and its errors as ours."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import psycopg
+from numpy.typing import NDArray
+from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from suffuse.errors import DatabaseProblem, InvalidInput, InvalidParams
 
 Connection = psycopg.Connection[Any]
+NO_INDEX = (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName)
 
+# The largest integer that ids and parameters of functions can be.
+LARGEST = 2**31 - 1
 # Seconds to wait for a server that does not answer, unless the URL says otherwise.
 _PATIENCE = 10
-# PostgreSQL cuts longer names without a word, and two schemas would be one.
+# PostgreSQL cuts longer names silently, and two schemas would become one.
 _LONGEST_NAME = 63
 # The first pgvector with halfvec and l2_normalize.
 _OLDEST_PGVECTOR = (0, 7)
+_REMEDIES = {
+    (errors.InsufficientPrivilege,): "; ask the owner of the database for the privilege (docs/postgres.md)",
+    NO_INDEX: "; there is no index in this schema yet: suffuse export makes one",
+}
 
 
 def connect(url: str) -> Connection:
@@ -34,7 +45,7 @@ def connect(url: str) -> Connection:
 
 
 def check_schema(schema: str) -> str:
-    """A name that PostgreSQL takes as it is; any character but NUL may be in it, since names are quoted."""
+    """Refuse a name that PostgreSQL would change; since names are quoted, it may hold any character but NUL."""
     if not schema or "\0" in schema:
         raise InvalidParams(f"schema must be a name, got {schema!r}")
     try:
@@ -46,42 +57,36 @@ def check_schema(schema: str) -> str:
     return schema
 
 
-def vector_schema(connection: Connection) -> str:
-    """Where pgvector is installed: its types and operators are named by it, whatever a client's search_path."""
+def find_vector_schema(connection: Connection) -> str:
+    """The schema of pgvector, which names its types and operators whatever the search_path of a client."""
     found = connection.execute(
         "SELECT n.nspname, e.extversion FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
         " WHERE e.extname = 'vector'"
     ).fetchone()
     if found is None:
-        raise DatabaseProblem(
-            "the database has no pgvector; install it on the server, then run CREATE EXTENSION vector in the database"
-        )
+        raise DatabaseProblem("the database has no pgvector; install it on the server, then CREATE EXTENSION vector")
     name, version = found
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_PGVECTOR:
-        raise DatabaseProblem(
-            f"the database has pgvector {version}; 0.7 or later is needed: ALTER EXTENSION vector UPDATE"
-        )
+        raise DatabaseProblem(f"the database has pgvector {version}; 0.7 is needed: ALTER EXTENSION vector UPDATE")
     return str(name)
 
 
+def write_vectors(rows: NDArray[np.float32]) -> list[str]:
+    """Vectors (m, d) as pgvector reads them."""
+    return [json.dumps(row) for row in rows.tolist()]
+
+
 @contextlib.contextmanager
-def friendly(doing: str) -> Iterator[None]:
-    """What the server refuses becomes an error of ours that says what was being done."""
+def translate_errors(doing: str) -> Iterator[None]:
+    """Turn errors of the server into ours, which say what was being done."""
     try:
         yield
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise DatabaseProblem(
-            f"{doing}: {_words(error)}; ask the owner of the database for the privilege (docs/postgres.md)"
-        ) from error
-    except (psycopg.errors.UndefinedFunction, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-        raise DatabaseProblem(
-            f"{doing}: {_words(error)}; there is no index in this schema yet: suffuse export makes one"
-        ) from error
     except psycopg.DataError as error:
         # What was asked is wrong, not the database: dimensions that differ, for instance.
         raise InvalidInput(f"{doing}: {_words(error)}") from error
     except psycopg.Error as error:
-        raise DatabaseProblem(f"{doing}: {_words(error)}") from error
+        remedy = next((remedy for kinds, remedy in _REMEDIES.items() if isinstance(error, kinds)), "")
+        raise DatabaseProblem(f"{doing}: {_words(error)}{remedy}") from error
 
 
 def _words(error: psycopg.Error) -> str:

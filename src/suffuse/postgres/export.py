@@ -1,32 +1,36 @@
-"""An index directory becomes tables in PostgreSQL: beside those that are there, then in their place."""
+"""Export of an index to PostgreSQL: new tables are written beside the old ones, then replace them.
+
+Rows travel in PostgreSQL's binary COPY format, made from arrays without a Python object for each number. Numbers are
+big-endian. A row is the number of its fields, then each field behind its length in bytes.
+"""
 
 import contextlib
+import itertools
 import json
 import select
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import psycopg
 from numpy.typing import NDArray
 from psycopg import sql
 
-from suffuse.core.columns import Entries, plain
-from suffuse.core.features import Whitening
-from suffuse.errors import DatabaseProblem, IndexBroken, InvalidInput
-from suffuse.postgres import rows as copying
-from suffuse.postgres.connection import Connection, check_schema, connect, friendly, vector_schema
-from suffuse.postgres.functions import definitions
-from suffuse.postgres.tables import NAMES, STORED, Place, has_half, seed_index
-from suffuse.store.opening import Stored, open_index
+from suffuse.core import Damaged
+from suffuse.core.columns import Columns
+from suffuse.core.params import Progress
+from suffuse.errors import DatabaseProblem, InvalidInput
+from suffuse.index.snapshot import Snapshot
+from suffuse.postgres import schema as layout
+from suffuse.postgres.connection import LARGEST, Connection, check_schema, connect, find_vector_schema, translate_errors
+from suffuse.postgres.schema import NAMES, STORED, Tables, seed_index
+from suffuse.store.files import report_damage
+from suffuse.store.items import Item
 
-Progress = Callable[[str, int, int], None]
-
-# The largest id that the tables hold.
-_LARGEST = 2**31 - 1
 # Images that are copied between two reports of progress.
 _BLOCK = 1000
 # How long the new tables wait for readers of the old ones: each wait is short, since new readers wait behind it.
@@ -35,6 +39,10 @@ _WAIT_MS, _PAUSE, _ATTEMPTS = 500, 1.0, 60
 _LOOK = 0.5
 # An HNSW graph that does not fit in memory takes many times as long to build.
 _MOST_MEMORY_MB = 4096
+
+HEADER, TRAILER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0), struct.pack(">h", -1)
+# The types of array elements, by their numbers in pg_type: those never change.
+_INT4, _FLOAT4 = 23, 700
 
 
 class Exported(NamedTuple):
@@ -52,52 +60,45 @@ def export_index(
 ) -> Exported:
     """Copy an index to the database at `url`, in one transaction; an earlier export to the schema is replaced.
 
-    Readers have the old answers until the transaction ends and the new ones from then on. An export that fails leaves
-    everything as it was. Images have the ids that they have in the index; removed ones are left out, and stale columns
-    go as they are. `progress` hears stage, done and total.
+    Readers have the old answers until the transaction ends. An export that fails leaves everything as it was. Images
+    keep their ids; removed ones are left out, stale columns go as they are. `progress` hears stage, done and total.
     """
     began = time.perf_counter()
-    stored = open_index(index_path)
-    for pages in stored.pages.values():
-        pages.check_whole()  # damage must not be copied
-    _check(stored)
+    stored = Snapshot.open(index_path)
+    stored.check_files()  # damage must not be copied
+    _check_exportable(stored)
     check_schema(schema)
     report = progress or (lambda _stage, _done, _total: None)
-    with connect(url) as connection, friendly(f"cannot export to the schema {schema!r}"), connection.transaction():
+    doing = f"cannot export to the schema {schema!r}"
+    with connect(url) as connection, translate_errors(doing), connection.transaction():
         # One export to a schema at a time; a second one waits here.
         connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"suffuse export {schema}"])
-        old = _present(connection, schema)
-        new = Place(schema, vector_schema(connection), 1 if old is None else old.generation + 1)
-        dimensions = stored.features.shape[1]
-        connection.execute(new.create(dimensions))
+        old = _find_tables(connection, schema)
+        new = Tables(schema, find_vector_schema(connection), 1 if old is None else old.generation + 1)
+        connection.execute(new.create(stored.shape[1]))
         _fill(connection, new, stored, report)
-        _index(connection, new, stored, report)
-        size = connection.execute(
-            sql.SQL("SELECT sum(pg_total_relation_size(t::regclass)) FROM unnest(%s::text[]) t"),
+        _create_indexes(connection, new, stored, report)
+        ((size,),) = connection.execute(
+            "SELECT sum(pg_total_relation_size(t::regclass)) FROM unnest(%s::text[]) t",
             [[new.table(name).as_string(connection) for name in NAMES]],
-        ).fetchone()
-        assert size is not None
-        _swap(connection, old, new)
-    return Exported(schema, new.generation, stored.ids.visible, int(size[0]), time.perf_counter() - began)
-
-
-def _check(stored: Stored) -> None:
-    if stored.owners is not None:
-        raise InvalidInput(
-            "the index has several regions per image; only indexes with one vector per image can be exported"
         )
-    if stored.ids.visible and (last := int(stored.ids.shown()[-1])) > _LARGEST:
-        raise InvalidInput(f"the index has an image {last}; ids above {_LARGEST} cannot be exported; build it anew")
-    whitening = stored.whitening
-    for dimensions in (stored.features.shape[1], 0 if whitening is None else len(whitening.mean)):
-        if dimensions > STORED:
-            raise InvalidInput(
-                f"the features have {dimensions} dimensions, pgvector stores at most {STORED}; build with --whiten"
-            )
+        _swap(connection, old, new)
+    return Exported(schema, new.generation, stored.ids.visible, int(size), time.perf_counter() - began)
 
 
-def _present(connection: Connection, schema: str) -> Place | None:
-    """The generation that is there; None in a schema without one, which is made if need be."""
+def _check_exportable(stored: Snapshot) -> None:
+    if stored.is_regional:
+        raise InvalidInput("the index has several regions per image; export one that has one vector per image")
+    if stored.ids.visible and (last := int(stored.ids.list_visible()[-1])) > LARGEST:
+        raise InvalidInput(f"the index has an image {last}; ids above {LARGEST} cannot be exported; build it anew")
+    dimensions = max(stored.shape[1], stored.dimensions)  # whitened, and as they are extracted
+    if dimensions > STORED:
+        found = f"the features have {dimensions} dimensions, pgvector stores at most {STORED}"
+        raise InvalidInput(f"{found}; whiten them to fewer")
+
+
+def _find_tables(connection: Connection, schema: str) -> Tables | None:
+    """The tables that are there; None in a schema without any, which is created if need be."""
     if connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).rowcount == 0:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         return None
@@ -111,25 +112,21 @@ def _present(connection: Connection, schema: str) -> Place | None:
     if not found:
         return None
     if len(found) < len(NAMES) or not all(ours for _, ours in found):
-        raise DatabaseProblem(
-            f"the schema {schema!r} holds {found[0][0]!r}, which is not of an export; choose another --schema"
-        )
-    current = connection.execute(
-        sql.SQL("SELECT generation FROM {}.parameters").format(sql.Identifier(schema))
-    ).fetchone()
-    assert current is not None
-    return Place(schema, "", current[0])
+        theirs = f"the schema {schema!r} holds {found[0][0]!r}"
+        raise DatabaseProblem(f"{theirs}, which is not of an export; choose another schema")
+    statement = sql.SQL("SELECT generation FROM {}.parameters").format(sql.Identifier(schema))
+    ((generation,),) = connection.execute(statement)
+    return Tables(schema, "", generation)
 
 
-def _fill(connection: Connection, place: Place, stored: Stored, report: Progress) -> None:
-    """All rows, by COPY."""
-    n, dimensions = stored.ids.visible, stored.features.shape[1]
-    params, whitening = stored.manifest.params, stored.whitening
+def _fill(connection: Connection, tables: Tables, stored: Snapshot, report: Progress) -> None:
+    """Write all rows, by COPY."""
+    dimensions, params, whitening = stored.shape[1], stored.manifest.params, stored.whitening
     values = {
-        "generation": place.generation,
+        "generation": tables.generation,
         "created_by": stored.manifest.created_by,
-        "images": n,
-        "query_dimensions": dimensions if whitening is None else len(whitening.mean),
+        "images": stored.ids.visible,
+        "query_dimensions": stored.dimensions,
         "dimensions": dimensions,
         "alpha": params.alpha,
         "gamma": params.gamma,
@@ -138,81 +135,73 @@ def _fill(connection: Connection, place: Place, stored: Stored, report: Progress
         "whitening_mean": None if whitening is None else json.dumps(whitening.mean.tolist()),
         "params": json.dumps(params.to_dict()),
     }
-    # Literals and not parameters: beside those psycopg would read % in the name of the table, too.
+    # Literals and not parameters: with those, psycopg would read % in the name of the table, too.
     connection.execute(
         sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
-            place.table("parameters"),
+            tables.table("parameters"),
             sql.SQL(", ").join(map(sql.Identifier, values)),
             sql.SQL(", ").join(map(sql.Literal, values.values())),
         )
     )
-    _copy(connection, place, "whitening", [] if whitening is None else [_axes(whitening)], lambda _: None)
-    starts = range(0, n, _BLOCK)
-
-    def items(first: int, places: NDArray[np.int64]) -> Iterator[bytes]:
-        contents = [stored.items.at(place) for place in places.tolist()]
-        return copying.item_rows(first, contents, stored.features[places], has_half(dimensions))
-
-    def columns(first: int, places: NDArray[np.int64]) -> Iterator[bytes]:
-        return copying.column_rows(first, _columns(stored, places))
-
-    for name, rows in (("items", items), ("columns", columns)):
-        report(name, 0, n)
-        blocks = (b"".join(row for run in _runs(stored, start) for row in rows(*run)) for start in starts)
-        _copy(
-            connection, place, name, blocks,
-            lambda blocks, name=name: report(name, min(blocks * _BLOCK, n), n),  # type: ignore[misc]
-        )  # fmt: skip
+    if whitening is not None:
+        # Column i of the projection is row i, so that a component of a query is one inner product.
+        axes = enumerate(_encode_vectors(np.ascontiguousarray(whitening.projection.T)))
+        _copy(connection, tables, "whitening", (_encode_row(number, axis) for number, axis in axes))
+    _copy(connection, tables, "items", _encode_blocks("items", _encode_items, stored, report))
+    _copy(connection, tables, "columns", _encode_blocks("columns", _encode_columns, stored, report))
 
 
-def _copy(
-    connection: Connection, place: Place, name: str, blocks: Iterable[bytes], copied: Callable[[int], None]
-) -> None:
-    statement = sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(place.table(name))
+def _copy(connection: Connection, tables: Tables, name: str, blocks: Iterable[bytes]) -> None:
+    statement = sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(tables.table(name))
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        copy.write(copying.HEADER)
-        for number, block in enumerate(blocks, 1):
+        copy.write(HEADER)
+        for block in blocks:
             copy.write(block)
-            _flush(connection)
-            copied(number)
-        copy.write(copying.TRAILER)
+            # Wait until the server has it: libpq would keep everything in memory, and progress would be wrong.
+            while connection.pgconn.flush():
+                select.select([], [connection.fileno()], [], 1)
+        copy.write(TRAILER)
 
 
-def _flush(connection: Connection) -> None:
-    """Wait until the server has taken what was written: libpq would keep it all in memory, and progress would lie."""
-    while connection.pgconn.flush():
-        select.select([], [connection.fileno()], [], 1)
+def _encode_blocks(
+    name: str, encode: Callable[[Snapshot, NDArray[np.int64]], bytes], stored: Snapshot, report: Progress
+) -> Iterator[bytes]:
+    """The rows of all images, block by block; a block is reported when the next one is asked for."""
+    ids = stored.ids.list_visible()
+    report(name, 0, len(ids))
+    for start in range(0, len(ids), _BLOCK):
+        yield encode(stored, ids[start : start + _BLOCK])
+        report(name, min(start + _BLOCK, len(ids)), len(ids))
 
 
-def _axes(whitening: Whitening) -> bytes:
-    """Column i of the projection as the row i, so that a component of a query is one inner product."""
-    axes = copying.vectors(np.ascontiguousarray(whitening.projection.T))
-    return b"".join(copying.row(copying.integer(number), axis) for number, axis in enumerate(axes))
+def _encode_items(stored: Snapshot, ids: NDArray[np.int64]) -> bytes:
+    """Rows of the table items."""
+    rows = stored.ids.find_rows(ids)
+    features = stored.rows(rows)
+    half = seed_index(features.shape[1]) == "half"
+    halves: Iterable[bytes | None] = _encode_vectors(features, half=True) if half else [None] * len(ids)
+    items = (encode_item(stored.items.at(row), id) for row, id in zip(rows.tolist(), ids.tolist(), strict=True))
+    fields = zip(ids.tolist(), items, _encode_vectors(features), halves, strict=True)
+    return b"".join(_encode_row(id, *item, *vectors) for id, item, *vectors in fields)
 
 
-def _runs(stored: Stored, start: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """The next block of images: the first of ids that follow each other, and the places of these; run by run."""
-    ids = stored.ids.shown()[start : start + _BLOCK]
-    places = stored.ids.places(ids)
-    for run in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(ids) != 1) + 1):
-        yield int(ids[run[0]]), places[run]
-
-
-def _columns(stored: Stored, places: NDArray[np.int64]) -> Entries:
-    """These columns, plain, by the ids of images; entries of those that were removed are left out."""
-    columns = plain(stored.columns, places)
-    if len(columns.rows) and not 0 <= columns.rows.min() <= columns.rows.max() < len(stored.features):
-        raise IndexBroken("the columns hold ids that do not exist; run suffuse verify, then copy the index again")
-    shown = stored.ids.hidden[columns.rows] == 0 if len(stored.ids.hidden) else np.ones(len(columns.rows), bool)
+@report_damage
+def _encode_columns(stored: Snapshot, ids: NDArray[np.int64]) -> bytes:
+    """Rows of the table columns, by the ids of images; entries of images that were removed are left out."""
+    rows = stored.ids.find_rows(ids)
+    columns = stored.columns(rows).decode(rows)
+    if len(columns.entries) and not 0 <= columns.entries.min() <= columns.entries.max() < stored.shape[0]:
+        raise Damaged("the columns hold ids that do not exist")
+    shown = stored.ids.hidden[columns.entries] == 0 if len(stored.ids.hidden) else np.ones(len(columns.entries), bool)
     before = np.concatenate([[0], np.cumsum(shown)])
-    ids = stored.ids.of(columns.rows[shown].astype(np.int64))
-    return Entries(before[columns.indptr], ids.astype(np.int32), columns.values[shown])
+    entry_ids = stored.name_rows(columns.entries[shown].astype(np.int64))
+    return encode_columns(ids, Columns.of(before[columns.indptr], entry_ids.astype(np.int32), columns.values[shown]))
 
 
-def _index(connection: Connection, place: Place, stored: Stored, report: Progress) -> None:
-    """What makes searches fast, when the rows are there: building it once is faster than adding to it."""
-    n, dimensions = stored.ids.visible, stored.features.shape[1]
-    connection.execute(place.index())
+def _create_indexes(connection: Connection, tables: Tables, stored: Snapshot, report: Progress) -> None:
+    """Create the indexes that make searches fast; with all rows there, that is faster than adding to them."""
+    n, dimensions = stored.ids.visible, stored.shape[1]
+    connection.execute(tables.name(layout.INDEXES))
     # The vectors, and for each up to 32 links of 16 bytes on the lowest layer, with what holds them.
     wanted = min(_MOST_MEMORY_MB, n * (4 * dimensions + 1000) // 2**20 + 64)
     connection.execute(
@@ -221,27 +210,25 @@ def _index(connection: Connection, place: Place, stored: Stored, report: Progres
         [f"{wanted}MB", wanted * 1024],
     )
     report("links", 0, n)
-    if (links := place.link(dimensions)) is not None:
-        with _watched(connection, lambda done: report("links", min(done, n), n)):
+    if (links := tables.link(dimensions)) is not None:
+        with _watch_index(connection, lambda done: report("links", min(done, n), n)):
             connection.execute(links)
     report("links", n, n)
     for name in NAMES:
-        connection.execute(sql.SQL("ANALYZE {}").format(place.table(name)))
+        connection.execute(sql.SQL("ANALYZE {}").format(tables.table(name)))
 
 
 @contextlib.contextmanager
-def _watched(connection: Connection, tell: Callable[[int], None]) -> Iterator[None]:
-    """Tell how many rows the server has put into an index; asked by a second connection, since this one is busy."""
+def _watch_index(connection: Connection, tell: Callable[[int], None]) -> Iterator[None]:
+    """Tell how many rows are in the new index; asked by a second connection, since this one is busy."""
     pid, dsn, password = connection.info.backend_pid, connection.info.dsn, connection.info.password
-    over = threading.Event()
+    statement, over = "SELECT tuples_done FROM pg_stat_progress_create_index WHERE pid = %s", threading.Event()
 
     def look() -> None:
         # Where there is no second connection, there is no progress to see; that is no reason to fail.
         with contextlib.suppress(psycopg.Error), psycopg.connect(dsn, password=password, autocommit=True) as other:
             while not over.wait(_LOOK):
-                for (done,) in other.execute(
-                    "SELECT tuples_done FROM pg_stat_progress_create_index WHERE pid = %s", [pid]
-                ):
+                for (done,) in other.execute(statement, [pid]):
                     tell(done)
 
     watcher = threading.Thread(target=look)
@@ -253,16 +240,16 @@ def _watched(connection: Connection, tell: Callable[[int], None]) -> Iterator[No
         watcher.join()
 
 
-def _swap(connection: Connection, old: Place | None, new: Place) -> None:
+def _swap(connection: Connection, old: Tables | None, new: Tables) -> None:
     """Point the views to the new tables and drop the old ones, as soon as no transaction reads them."""
-    functions = definitions(connection, new.schema, new.vectors)
+    functions = new.define_functions(connection)
     for _ in range(_ATTEMPTS):
         try:
             with connection.transaction():
                 connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{_WAIT_MS}ms"])
-                connection.execute(new.show())
+                connection.execute(new.name(layout.VIEWS))
                 if old is not None:
-                    connection.execute(old.drop())
+                    connection.execute(old.name(layout.DROP))
                 connection.execute(functions)
             return
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
@@ -271,3 +258,60 @@ def _swap(connection: Connection, old: Place | None, new: Place) -> None:
         f"a transaction that reads the old index in the schema {new.schema!r} does not end; the old index stays."
         " Find it in pg_stat_activity, end it, and export again"
     )
+
+
+# --- rows
+
+
+def _encode_row(number: int, *fields: bytes | None) -> bytes:
+    """One row that begins with an integer; None is NULL."""
+    parts = [struct.pack(">hii", 1 + len(fields), 4, number)]
+    for field in fields:
+        parts.append(struct.pack(">i", -1) if field is None else struct.pack(">i", len(field)) + field)
+    return b"".join(parts)
+
+
+def _encode_vectors(rows: NDArray[Any], *, half: bool = False) -> Iterator[bytes]:
+    """A vector field, or a halfvec, for each row (b, d)."""
+    head = struct.pack(">hh", rows.shape[1], 0)
+    for values in rows.astype(">f2" if half else ">f4"):
+        yield head + values.tobytes()
+
+
+def encode_item(item: Item, id: int) -> tuple[bytes, bytes]:
+    """The fields name and metadata of an image, which is called by its id where it has no name."""
+    metadata = {key: value for key, value in item.items() if key != "name"}
+    try:
+        name = str(item.get("name", id)).encode()
+        text = json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        found = f"the metadata of image {id} cannot be written: {error}"
+        raise InvalidInput(f"{found}; correct it and build again") from error
+    if b"\0" in name or b"\\u0000" in text:
+        found = f"the name or metadata of image {id} holds the character U+0000"
+        raise InvalidInput(f"{found}, which PostgreSQL does not store; correct it and build again")
+    return name, b"\x01" + text  # jsonb begins with its version
+
+
+def encode_columns(ids: NDArray[np.int64], columns: Columns) -> bytes:
+    """Rows of the table columns from entries (id, value) of each column."""
+    rows, values = _prefix_lengths(columns.entries, ">i4"), _prefix_lengths(columns.values, ">f4")
+    bounds = itertools.pairwise(columns.indptr.tolist())
+    return b"".join(
+        _encode_row(id, _encode_array(_INT4, rows[start:stop]), _encode_array(_FLOAT4, values[start:stop]))
+        for id, (start, stop) in zip(ids.tolist(), bounds, strict=True)
+    )
+
+
+def _prefix_lengths(values: NDArray[Any], kind: str) -> NDArray[Any]:
+    """Each number behind its length."""
+    pairs = np.empty(len(values), [("length", ">i4"), ("value", kind)])
+    pairs["length"], pairs["value"] = 4, values
+    return pairs
+
+
+def _encode_array(kind: int, elements: NDArray[Any]) -> bytes:
+    """An array of one dimension that counts from 1; an empty one has no dimension."""
+    if not len(elements):
+        return struct.pack(">iii", 0, 0, kind)
+    return struct.pack(">iiiii", 1, 0, kind, len(elements), 1) + elements.tobytes()

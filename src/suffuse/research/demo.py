@@ -1,5 +1,6 @@
 """The main job on real data that comes with scikit-learn: 1,797 scanned digits, a ninth of them as queries."""
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.core.params import Params
-from suffuse.errors import MissingExtra
-from suffuse.index.index import Index
-from suffuse.offline.build import BuildSummary, build
-from suffuse.offline.runner import Progress
-from suffuse.research.baselines import average_query_expansion
-from suffuse.research.evaluation import class_judgements, mean_average_precision, precision_at_hits
+from suffuse.core.params import Progress
+from suffuse.errors import name_extra
+from suffuse.index.index import Index, build
+from suffuse.research.baselines import QueryExpansion
+from suffuse.research.evaluation import judge_classes, mean_average_precision, precision_at_hits
 from suffuse.store.files import write_json
 
 # A digit has 160 examples here; the paper's k = 50 is a third of that, and less is better (docs/how-it-works.md).
@@ -33,7 +32,7 @@ class Digits(NamedTuple):
     query_labels: NDArray[np.int64]
 
 
-class Result(NamedTuple):
+class Row(NamedTuple):
     """One row of the demo's table."""
 
     method: str
@@ -45,59 +44,44 @@ class Result(NamedTuple):
 
 def load_digits() -> Digits:
     """Every ninth picture is a query, the others are the gallery."""
-    try:
+    with name_extra("scikit-learn", "demo"):
         from sklearn.datasets import load_digits as load_from_sklearn
-    except ImportError as error:
-        raise MissingExtra("scikit-learn", "demo") from error
     pictures, labels = load_from_sklearn(return_X_y=True)
     is_query = np.arange(len(pictures)) % 9 == 0
     return Digits(pictures[~is_query], labels[~is_query], pictures[is_query], labels[is_query])
 
 
-def run(directory: Path, progress: Progress | None = None) -> list[Result]:
+def run(directory: Path, progress: Progress | None = None) -> list[Row]:
     """Build both indexes in `directory`, search with every method, and write the picture and the figures there."""
     digits = load_digits()
     directory.mkdir(parents=True, exist_ok=True)
     pictures = directory / "pictures"
     names = write_pictures(digits, pictures)
 
-    def make(name: str, params: Params) -> tuple[Index, BuildSummary]:
-        path = directory / name
-        summary = build(
-            digits.gallery, path, params, names=names, pictures={"root": str(pictures.resolve())}, force=True,
-            progress=progress,
-        )  # fmt: skip
-        return Index.open(path), summary
-
-    ours, our_build = make("digits.index", Params(k=GRAPH_K, with_graph=True))
-    paper, paper_build = make("digits-paper.index", Params(k=GRAPH_K, support="features", keep=1000))
-
-    def expanded(queries: NDArray[Any], top: int) -> NDArray[np.integer]:
-        return average_query_expansion(ours.prepare(queries), ours.features, top).ids
-
-    results = [
-        _measure("k-NN", digits, lambda queries, top: ours.search(queries, top, method="knn").ids),
-        _measure("AQE", digits, expanded),
-        _measure(
-            "diffusion, the paper's support", digits, lambda q, top: paper.search(q, top, refine=0).ids, paper_build
-        ),
-        _measure("diffusion, the graph's support", digits, lambda q, top: ours.search(q, top, refine=0).ids, our_build),
-        _measure("the same with a second look", digits, lambda q, top: ours.search(q, top).ids, our_build),
+    make = functools.partial(
+        build, digits.gallery, k=GRAPH_K, names=names, pictures={"root": str(pictures.resolve())}, force=True,
+        progress=progress,
+    )  # fmt: skip
+    ours = make(directory / "digits.index", with_graph=True)
+    paper = make(directory / "digits-paper.index", support="features", keep=1000)
+    expansion = QueryExpansion(ours.features)
+    rows = [
+        _measure("k-NN", digits, lambda q, top: ours.search(q, top, method="knn").ids),
+        _measure("AQE", digits, lambda q, top: expansion.rank(ours.prepare(q), top).ids),
+        _measure("diffusion, the paper's support", digits, lambda q, top: paper.search(q, top, refine=0).ids, paper),
+        _measure("diffusion, the graph's support", digits, lambda q, top: ours.search(q, top, refine=0).ids, ours),
+        _measure("the same with a second look", digits, lambda q, top: ours.search(q, top).ids, ours),
     ]
-    write_json(
-        directory / "digits.json",
-        [{k: v for k, v in result._asdict().items() if k != "rankings"} for result in results],
-    )
-    draw(digits, results[0], results[-1], directory / "digits.png")
-    return results
+    content = [{name: value for name, value in row._asdict().items() if name != "rankings"} for row in rows]
+    write_json(directory / "digits.json", content)
+    draw(digits, rows[0], rows[-1], directory / "digits.png")
+    return rows
 
 
 def write_pictures(digits: Digits, directory: Path) -> list[dict[str, Any]]:
-    """Every digit of the gallery as a little PNG file, dark on white, for the page; the items of an index of them."""
-    try:
+    """Write every digit of the gallery as a little PNG file, dark on white; return the items of an index of them."""
+    with name_extra("Pillow", "demo"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingExtra("Pillow", "demo") from error
     directory.mkdir(exist_ok=True)
     items = []
     for number, (pixels, label) in enumerate(zip(digits.gallery, digits.labels.tolist(), strict=True)):
@@ -108,30 +92,26 @@ def write_pictures(digits: Digits, directory: Path) -> list[dict[str, Any]]:
     return items
 
 
-def _measure(method: str, digits: Digits, search: Search, offline: BuildSummary | None = None) -> Result:
+def _measure(method: str, digits: Digits, search: Search, index: Index | None = None) -> Row:
     search(digits.queries, 10)  # the first search loads the kernels
     started = time.perf_counter()
     search(digits.queries, 10)
     milliseconds = (time.perf_counter() - started) * 1000 / len(digits.queries)
     rankings = search(digits.queries, len(digits.gallery))
-    judgements = class_judgements(digits.labels, digits.query_labels)
+    judgements = judge_classes(digits.labels, digits.query_labels)
     quality = 100 * mean_average_precision(rankings, judgements, "classes").mean
-    seconds = 0.0 if offline is None else sum(offline.seconds.values())
-    return Result(method, round(quality, 2), round(milliseconds, 3), round(seconds, 2), rankings)
+    seconds = sum(index.summary.seconds.values()) if index is not None and index.summary else 0.0
+    return Row(method, round(quality, 2), round(milliseconds, 3), round(seconds, 2), rankings)
 
 
-def draw(digits: Digits, plain: Result, diffused: Result, path: Path) -> None:
+def draw(digits: Digits, plain: Row, diffused: Row, path: Path) -> None:
     """Queries with their k-NN row and their diffusion row: four that gain most, and the one that loses most."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    with name_extra("matplotlib", "demo"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "demo") from error
-    gain = _precisions(digits, diffused.rankings) - _precisions(digits, plain.rankings)
+    gain = _judge_first_hits(digits, diffused.rankings) - _judge_first_hits(digits, plain.rankings)
     order = np.argsort(gain, kind="stable")
     chosen = [*order[::-1][:4], order[0]]
     figure = Figure(figsize=(10, 11), facecolor="white")
-    FigureCanvasAgg(figure)
     figure.suptitle(
         "Nearest neighbours and diffusion: the first ten of 1,597 scanned digits\n"
         "four queries that gain most, and the one that loses most",
@@ -140,39 +120,31 @@ def draw(digits: Digits, plain: Result, diffused: Result, path: Path) -> None:
     grid = figure.add_gridspec(
         2 * len(chosen), SHOWN + 2, top=0.91, bottom=0.05, left=0.02, right=0.98, hspace=0.25, wspace=0.12
     )
-    for place, query in enumerate(chosen):
-        axes = figure.add_subplot(grid[2 * place : 2 * place + 2, 0])
-        _picture(axes, digits.queries[query], "#222222")
+    for first, query in zip(range(0, 2 * len(chosen), 2), chosen, strict=True):
+        axes = figure.add_subplot(grid[first : first + 2, 0])
+        _draw_digit(axes, digits.queries[query], "#222222")
         axes.set_title(f"query: {digits.query_labels[query]}", fontsize=10)
-        for line, result in enumerate((plain, diffused)):
-            row = 2 * place + line
-            word = figure.add_subplot(grid[row, 1])
-            word.axis("off")
-            word.text(1.0, 0.5, "k-NN" if line == 0 else "diffusion", ha="right", va="center", fontsize=9)
-            for rank, element in enumerate(result.rankings[query][:SHOWN]):
+        for line, word, row in ((first, "k-NN", plain), (first + 1, "diffusion", diffused)):
+            label = figure.add_subplot(grid[line, 1])
+            label.axis("off")
+            label.text(1.0, 0.5, word, ha="right", va="center", fontsize=9)
+            for rank, element in enumerate(row.rankings[query][:SHOWN]):
                 right = digits.labels[element] == digits.query_labels[query]
-                cell = figure.add_subplot(grid[row, rank + 2])
-                _picture(cell, digits.gallery[element], "#1a9850" if right else "#d73027")
+                cell = figure.add_subplot(grid[line, rank + 2])
+                _draw_digit(cell, digits.gallery[element], "#1a9850" if right else "#d73027")
                 if not right:  # red and green alone are not for everyone
                     cell.plot([0.15, 7 - 0.15], [0.15, 7 - 0.15], color="#d73027", linewidth=1.2)
     figure.text(0.5, 0.015, "green frame: same digit · red frame and stroke: another digit", ha="center", fontsize=10)
     figure.savefig(path, dpi=110)
 
 
-def _precisions(digits: Digits, rankings: NDArray[np.integer]) -> NDArray[np.float64]:
+def _judge_first_hits(digits: Digits, rankings: NDArray[np.integer]) -> NDArray[np.float64]:
     """How good the first hits of each query are."""
-    return np.array(
-        [
-            precision_at_hits(digits.labels[ranking[:SHOWN]] == label, SHOWN)
-            for ranking, label in zip(rankings, digits.query_labels, strict=True)
-        ]
-    )
+    relevant = digits.labels[rankings[:, :SHOWN]] == digits.query_labels[:, None]
+    return np.array([precision_at_hits(row, SHOWN) for row in relevant])
 
 
-def _picture(axes: Any, pixels: NDArray[np.float64], frame: str) -> None:
+def _draw_digit(axes: Any, pixels: NDArray[np.float64], frame: str) -> None:
     axes.imshow(pixels.reshape(8, 8), cmap="gray_r")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_color(frame)
-        spine.set_linewidth(2.5)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(color=frame, linewidth=2.5)

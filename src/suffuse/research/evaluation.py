@@ -74,8 +74,7 @@ def mean_average_precision(rankings: Rankings, judgements: Sequence[Judgement], 
 
 def mean_average_precision_at(rankings: Rankings, judgements: Sequence[Judgement], k: int) -> Scores:
     """mAP@k: sum of the precision at each hit in the first k ranks / min(k, |positives|), so that 1 can be reached."""
-    _check_k(k)
-    return _score(rankings, judgements, lambda relevant, p: precision_at_hits(relevant[:k], min(k, p)))
+    return _score(rankings, judgements, lambda relevant, p: precision_at_hits(relevant[:k], min(k, p)), k)
 
 
 def precision_at(rankings: Rankings, judgements: Sequence[Judgement], k: int) -> Scores:
@@ -84,29 +83,26 @@ def precision_at(rankings: Rankings, judgements: Sequence[Judgement], k: int) ->
     A query with fewer than k positives can so reach 1. If the ranking misses a positive, its last rank is unknown
     and k stays as it is.
     """
-    _check_k(k)
 
     def precision(relevant: NDArray[np.bool_], positives: int) -> float:
         ranks = np.flatnonzero(relevant)
         cut = min(k, int(ranks[-1]) + 1) if len(ranks) == positives else k
         return float((ranks < cut).sum() / cut)
 
-    return _score(rankings, judgements, precision)
+    return _score(rankings, judgements, precision, k)
 
 
 def any_found_at(rankings: Rankings, judgements: Sequence[Judgement], k: int) -> Scores:
     """Recall@k as metric learning has it: 1 if at least one positive is in the first k ranks; the mean is a share."""
-    _check_k(k)
-    return _score(rankings, judgements, lambda relevant, _: float(relevant[:k].any()))
+    return _score(rankings, judgements, lambda relevant, _: float(relevant[:k].any()), k)
 
 
 def share_found_at(rankings: Rankings, judgements: Sequence[Judgement], k: int) -> Scores:
     """Recall@k as information retrieval has it: positives in the first k ranks / |positives|."""
-    _check_k(k)
-    return _score(rankings, judgements, lambda relevant, positives: float(relevant[:k].sum() / positives))
+    return _score(rankings, judgements, lambda relevant, positives: float(relevant[:k].sum() / positives), k)
 
 
-def revisited_protocols(truth: Sequence[Mapping[str, Ids]]) -> dict[str, list[Judgement]]:
+def judge_revisited(truth: Sequence[Mapping[str, Ids]]) -> dict[str, list[Judgement]]:
     """Easy, Medium and Hard of revisited Oxford and Paris, from each query's `easy`, `hard` and `junk`.
 
     Easy: easy is positive, hard is junk. Medium: both are positive. Hard: hard is positive, easy is junk.
@@ -124,18 +120,18 @@ def judge(positives: Ids, *junk: Ids) -> Judgement:
     return Judgement(distinct, np.setdiff1d(np.concatenate([distinct[:0], *junk]), distinct))
 
 
-def class_judgements(labels: NDArray[Any], query_labels: NDArray[Any]) -> list[Judgement]:
+def judge_classes(labels: NDArray[Any], query_labels: NDArray[Any]) -> list[Judgement]:
     """Queries that are not in the gallery: an element is positive if it has the query's label; there is no junk."""
     members = {label: np.flatnonzero(labels == label) for label in np.unique(query_labels).tolist()}
     nobody = np.empty(0, np.int64)
     return [Judgement(members[label], nobody) for label in query_labels.tolist()]
 
 
-def leave_one_out_judgements(labels: NDArray[Any], queries: Ids) -> list[Judgement]:
-    """Queries that are elements of the gallery, by id: as `class_judgements`, and each is junk for itself."""
+def judge_leaving_one_out(labels: NDArray[Any], queries: Ids) -> list[Judgement]:
+    """Queries that are elements of the gallery, by id: as `judge_classes`, and each is junk for itself."""
     return [
         Judgement(positives[positives != query], np.array([query], np.int64))
-        for query, (positives, _) in zip(queries, class_judgements(labels, labels[queries]), strict=True)
+        for query, (positives, _) in zip(queries, judge_classes(labels, labels[queries]), strict=True)
     ]
 
 
@@ -161,9 +157,11 @@ def paired_bootstrap(
 
 
 def _score(
-    rankings: Rankings, judgements: Sequence[Judgement], measure: Callable[[NDArray[np.bool_], int], float]
+    rankings: Rankings, judgements: Sequence[Judgement], measure: Callable[[NDArray[np.bool_], int], float], k: int = 1
 ) -> Scores:
-    """`measure(relevant, positives)` of every query that has a positive."""
+    """`measure(relevant, positives)` of every query that has a positive; k is how many ranks it looks at."""
+    if k < 1:
+        raise InvalidInput(f"k is {k}; at least the first rank must be looked at")
     if len(rankings) != len(judgements):
         raise InvalidInput(f"{len(rankings)} rankings for {len(judgements)} judged queries; give one ranking per query")
     scores = np.full(len(judgements), np.nan)
@@ -194,8 +192,3 @@ def _trapezoids(relevant: NDArray[np.bool_], positives: int) -> float:
     found = np.arange(len(ranks))
     before = np.where(ranks == 0, 1.0, found / np.maximum(ranks, 1))
     return float((before + (found + 1) / (ranks + 1)).sum() / 2 / positives)
-
-
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise InvalidInput(f"k is {k}; at least the first rank must be looked at")

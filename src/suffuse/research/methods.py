@@ -5,75 +5,125 @@ and scaling are in the time of each.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.core.graph import Graph, affinity, transition
-from suffuse.core.neighbors import Neighbors, nearest_to_rows
+from suffuse.core.neighbors import Features, Neighbors, nearest_to_rows
 from suffuse.core.params import Params
+from suffuse.core.regions import Regions
 from suffuse.errors import InvalidParams
-from suffuse.index.index import Index
-from suffuse.index.online import Pooling
-from suffuse.offline.build import BuildSummary, build
-from suffuse.offline.runner import Progress
-from suffuse.research.baselines.expansion import Cosine, QueryExpansion, augment_database
-from suffuse.research.baselines.per_query import Online, OnlineEarly, OnlineLate, OnlineRegional
-from suffuse.research.baselines.ranking import Ranking, by_score
-from suffuse.research.baselines.regions import Regions, RMatch, RMatchExpansion
-from suffuse.research.baselines.spectral import Spectral
+from suffuse.index.index import Index, build
+from suffuse.index.search import Hits, Pooling
+from suffuse.research import baselines
 from suffuse.research.datasets import Dataset
 
+# Rows whose neighbours are searched at a time.
+_BLOCK_ROWS = 2048
 # Where `sql` puts its index: beside a user's own, which an evaluation must not replace.
 SQL_SCHEMA = "suffuse_evaluate"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a comparison is run with, apart from the data.
+    """What a comparison is run with, apart from the data."""
 
-    params           of the global index; the support is each method's own
-    regional_params  of the regional index
-    seeds            nearest elements of a query vector that diffusion starts from, for global and regional features
-    refine           candidates that `refined` looks at again
-    pooling          how `regional` makes one score of an image's regions: "sum", "max" or "gmp"
-    weight           share of the regional scores in `fusion` (the paper, which fuses with other global scores: 0.75)
-    expand           neighbours of query expansion
-    postgres         the URL of the database that `sql` exports to
-    spectral_rank    eigenvectors of `spectral`
-    """
+    params: Params = field(default_factory=Params)  # of the global index; the support is each method's own
+    regional_params: Params = field(default_factory=Params)  # of the regional index
+    seeds: int = 10  # nearest elements of a query vector that diffusion starts from
+    regional_seeds: int = 3  # the same, of each region of a query
+    refine: int = 500  # candidates that `refined` looks at again
+    pooling: Pooling = "sum"  # how `regional` makes one score of an image's regions
+    weight: float = 0.2  # share of the regional scores in `fusion`; the paper fuses with other global scores: 0.75
+    expand: int = 10  # neighbours of query expansion
+    postgres: str | None = None  # the URL of the database that `sql` exports to
+    spectral_rank: int = 500  # eigenvectors of `spectral`
 
-    params: Params = field(default_factory=Params)
-    regional_params: Params = field(default_factory=Params)
-    seeds: int = 10
-    regional_seeds: int = 3
-    refine: int = 500
-    pooling: Pooling = "sum"
-    weight: float = 0.2
-    expand: int = 10
-    postgres: str | None = None
-    spectral_rank: int = 500
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight <= 1:
+            raise InvalidParams(f"weight must be a number at least 0 and at most 1, got {self.weight!r}")
+        for name, count in {"seeds": self.seeds, "regional seeds": self.regional_seeds}.items():
+            if count < 1:
+                raise InvalidParams(f"{name} must be a whole number of at least 1, got {count!r}")
 
 
 class Queries(NamedTuple):
-    """Raw queries, with their regions where there are any."""
+    """Raw queries, with their regions if there are any."""
 
     features: NDArray[Any]  # (m, d)
     regions: NDArray[Any] | None = None  # (s, D)
-    owners: NDArray[np.int64] | None = None  # (s,), from 0 to m - 1
+    owners: NDArray[np.int64] | None = None  # (s,), from 0 to m - 1, sorted
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Self:
+        """All queries of a data set."""
+        if dataset.regional is None:
+            return cls(dataset.queries)
+        _, _, regions, owners = dataset.regional
+        order = np.argsort(owners, kind="stable")
+        return cls(dataset.queries, regions[order], owners[order].astype(np.int64))
+
+    def take(self, start: int, stop: int) -> "Queries":
+        """The queries start..stop, numbered from 0."""
+        if self.regions is None or self.owners is None:
+            return Queries(self.features[start:stop])
+        first, last = np.searchsorted(self.owners, [start, stop])
+        return Queries(self.features[start:stop], self.regions[first:last], self.owners[first:last] - start)
+
+    def prepare_regions(self, index: Index) -> tuple[Features, NDArray[np.int64]]:
+        """The regions as `index` compares them, and where those of each query start."""
+        assert self.regions is not None
+        assert self.owners is not None
+        query_ptr = np.concatenate([[0], np.cumsum(np.bincount(self.owners))]).astype(np.int64)
+        return index.prepare(self.regions), query_ptr
 
 
 class Prepared(NamedTuple):
     """A method that is ready to rank."""
 
-    rank: Callable[[Queries, int], Ranking]
+    rank: Callable[[Queries, int], Hits]
     offline_seconds: float
     bytes: int  # kept for the online part, features included
+
+
+class Graphs(NamedTuple):
+    """The lists and graphs of a gallery."""
+
+    lists: Neighbors
+    a: Graph
+    s: Graph
+    list_seconds: float
+    seconds: float  # of the lists and the graphs
+
+    def scale(self, alpha: float) -> Graph:
+        """Alpha S."""
+        return self.s._replace(weights=alpha * self.s.weights)
+
+
+def make_graphs(features: Features, params: Params) -> Graphs:
+    """The exact lists of unit rows, and A and S of them."""
+    started, starts = time.perf_counter(), range(0, len(features), _BLOCK_ROWS)
+    blocks = [nearest_to_rows(features, a, min(a + _BLOCK_ROWS, len(features)), params.k) for a in starts]
+    lists = Neighbors(*(np.concatenate(part) for part in zip(*blocks, strict=True)))
+    list_seconds = time.perf_counter() - started
+    a = affinity(lists, params.gamma)
+    return Graphs(lists, a, transition(a), list_seconds, time.perf_counter() - started)
+
+
+def _count_bytes(*arrays: NDArray[Any]) -> int:
+    return sum(array.nbytes for array in arrays)
+
+
+def _cost(index: Index) -> tuple[float, int]:
+    """The seconds of a build, and its bytes."""
+    assert index.summary is not None
+    return sum(index.summary.seconds.values()), index.summary.bytes
 
 
 @dataclass(frozen=True)
@@ -83,313 +133,225 @@ class Workshop:
     dataset: Dataset
     setting: Setting
     folder: Path  # where indexes are built
-    progress: Progress | None = None
-    _built: dict[str, tuple[Index, BuildSummary]] = field(default_factory=dict)
 
-    def index(self, name: str, params: Params) -> tuple[Index, BuildSummary]:
-        """The global index with these parameters, built once."""
-        return self._build(name, self.dataset.features, params, None)
+    def build(self, name: str, params: Params, *, regional: bool = False) -> Index:
+        """Build an index of the images or of their regions."""
+        features, owners = self.dataset.features, None
+        if regional:
+            if self.dataset.regional is None:
+                raise InvalidParams(f"{self.dataset.name} has no regional features; leave the regional methods out")
+            features, owners, _, _ = self.dataset.regional
+        return build(features, self.folder / f"{name}.index", params, owners=owners, force=True)
 
     @cached_property
-    def graph_index(self) -> tuple[Index, BuildSummary]:
+    def graph_index(self) -> Index:
         """Our index; its features, whitened and scaled, are what the other global methods search."""
-        return self.index("graph", replace(self.setting.params, support="graph"))
+        return self.build("graph", replace(self.setting.params, support="graph"))
 
     @cached_property
-    def regional_index(self) -> tuple[Index, BuildSummary]:
+    def paper_index(self) -> Index:
+        """The paper's: columns on the L nearest elements, stored whole."""
+        params = self.setting.params
+        # As they are: our code for columns would cost the paper's up to three points of mAP.
+        return self.build("features", replace(params, support="features", keep=params.truncation, values="float16"))
+
+    @cached_property
+    def regional_index(self) -> Index:
         """The index of regions."""
-        if self.dataset.regions is None:
-            raise InvalidParams(f"{self.dataset.name} has no regional features; leave the regional methods out")
-        return self._build("regional", self.dataset.regions, self.setting.regional_params, self.dataset.region_owners)
+        return self.build("regional", self.setting.regional_params, regional=True)
 
     @cached_property
-    def unpooled_index(self) -> tuple[Index, BuildSummary]:
+    def unpooled_index(self) -> Index:
         """The index of regions with columns over regions, for poolings other than the sum."""
-        if self.dataset.regions is None:
-            raise InvalidParams(f"{self.dataset.name} has no regional features; leave the regional methods out")
-        params = replace(self.setting.regional_params, pool="none")
-        return self._build("unpooled", self.dataset.regions, params, self.dataset.region_owners)
+        return self.build("unpooled", replace(self.setting.regional_params, pool="none"), regional=True)
+
+    @property
+    def features(self) -> Features:
+        """The global features, whitened and of unit length."""
+        return self.graph_index.features
+
+    @property
+    def regions(self) -> Regions:
+        """The regional features, of unit length."""
+        index = self.regional_index
+        assert index.owners is not None
+        return Regions(index.features, index.owners, len(index))
 
     @cached_property
-    def lists(self) -> tuple[Neighbors, float]:
-        """The k-NN lists of the gallery, and the seconds they took."""
-        features, started = self.graph_index[0].features, time.perf_counter()
-        found = nearest_to_rows(features, 0, len(features), self.setting.params.k)
-        return found, time.perf_counter() - started
+    def graphs(self) -> Graphs:
+        """The lists and graphs of the global features."""
+        return make_graphs(self.features, self.setting.params)
 
     @cached_property
-    def graphs(self) -> tuple[Graph, Graph, float]:
-        """A and S of the global features, and the seconds they took, neighbours included."""
-        lists, seconds = self.lists
-        started = time.perf_counter()
-        a = affinity(lists, self.setting.params.gamma)
-        return a, transition(a), seconds + time.perf_counter() - started
-
-    @cached_property
-    def regional_affinity(self) -> tuple[Graph, float]:
-        """A of the regions, and the seconds it took, neighbours included."""
-        features, started = self.regional_index[0].features, time.perf_counter()
-        params = self.setting.regional_params
-        a = affinity(nearest_to_rows(features, 0, len(features), params.k), params.gamma)
-        return a, time.perf_counter() - started
-
-    def _build(
-        self, name: str, features: NDArray[Any], params: Params, owners: NDArray[Any] | None
-    ) -> tuple[Index, BuildSummary]:
-        if name not in self._built:
-            path = self.folder / f"{name}.index"
-            summary = build(features, path, params, owners=owners, force=True, progress=self.progress)
-            self._built[name] = (Index.open(path), summary)
-        return self._built[name]
+    def regional_graphs(self) -> Graphs:
+        """The lists and graphs of the regions."""
+        return make_graphs(self.regions.features, self.setting.regional_params)
 
 
-def _prepared(shop: Workshop, method: Any, seconds: float = 0.0, extra_bytes: int = 0) -> Prepared:
+def _prepare_baseline(shop: Workshop, method: Any, seconds: float = 0.0, extra_bytes: int = 0) -> Prepared:
     """A baseline over the global features as our index holds them."""
-    index = shop.graph_index[0]
-    return Prepared(
-        lambda queries, top: method.rank(index.prepare(queries.features), top),
-        seconds,
-        index.features.nbytes + extra_bytes,
-    )
+    index = shop.graph_index
+    size = index.features.nbytes + extra_bytes
+    return Prepared(lambda queries, top: method.rank(index.prepare(queries.features), top), seconds, size)
 
 
-def _knn(shop: Workshop) -> Prepared:
-    return _prepared(shop, Cosine(shop.graph_index[0].features))
+def _prepare_expansion(shop: Workshop, alpha: float) -> Prepared:
+    return _prepare_baseline(shop, baselines.QueryExpansion(shop.features, shop.setting.expand, alpha))
 
 
-def _aqe(shop: Workshop) -> Prepared:
-    return _prepared(shop, QueryExpansion(shop.graph_index[0].features, shop.setting.expand))
+def _prepare_augmentation(shop: Workshop) -> Prepared:
+    augmented = baselines.augment_database(shop.features, shop.graphs.lists, shop.setting.expand)
+    return _prepare_baseline(shop, baselines.Cosine(augmented), shop.graphs.list_seconds)
 
 
-def _alpha_qe(shop: Workshop) -> Prepared:
-    return _prepared(shop, QueryExpansion(shop.graph_index[0].features, shop.setting.expand, alpha=3.0))
+def _prepare_online(shop: Workshop, slicing: Literal["whole", "late", "early"]) -> Prepared:
+    graphs, params = shop.graphs, shop.setting.params
+    graph = graphs.a if slicing == "early" else graphs.scale(params.alpha)
+    method = baselines.Online(shop.features, graph, params, shop.setting.seeds, slicing=slicing)
+    return _prepare_baseline(shop, method, graphs.seconds, _count_bytes(*graph))
 
 
-def _dba(shop: Workshop) -> Prepared:
-    lists, seconds = shop.lists
-    return _prepared(shop, Cosine(augment_database(shop.graph_index[0].features, lists, shop.setting.expand)), seconds)
+def _prepare_spectral(shop: Workshop) -> Prepared:
+    graphs, setting, started = shop.graphs, shop.setting, time.perf_counter()
+    method = baselines.Spectral.build(shop.features, graphs.s, setting.params, setting.spectral_rank, setting.seeds)
+    return _prepare_baseline(shop, method, graphs.seconds + time.perf_counter() - started, method.bytes)
 
 
-def _graph_bytes(graph: Graph) -> int:
-    return sum(array.nbytes for array in graph)
+def _prepare_index(shop: Workshop, name: Literal["features", "graph", "refined"]) -> Prepared:
+    index, seeds = shop.paper_index if name == "features" else shop.graph_index, shop.setting.seeds
+    refine = shop.setting.refine if name == "refined" else 0
+    return Prepared(lambda queries, top: index.search(queries.features, top, seeds, refine=refine), *_cost(index))
 
 
-def _on_alpha_s(shop: Workshop, kind: type[Online] | type[OnlineLate]) -> Prepared:
-    _, s, seconds = shop.graphs
-    alpha_s = s._replace(weights=shop.setting.params.alpha * s.weights)
-    method = kind(shop.graph_index[0].features, alpha_s, shop.setting.params, shop.setting.seeds)
-    return _prepared(shop, method, seconds, _graph_bytes(s))
+def _prepare_regional(shop: Workshop, refined: bool) -> Prepared:
+    setting = shop.setting
+    pooling: Pooling = "sum" if refined else setting.pooling
+    refine = setting.refine if refined else 0
+    index = shop.regional_index if pooling == "sum" else shop.unpooled_index
+
+    def rank(queries: Queries, top: int) -> Hits:
+        _, regions, owners = queries
+        return index.search(regions, top, setting.regional_seeds, owners=owners, refine=refine, pooling=pooling)
+
+    return Prepared(rank, *_cost(index))
 
 
-def _online(shop: Workshop) -> Prepared:
-    return _on_alpha_s(shop, Online)
-
-
-def _online_early(shop: Workshop) -> Prepared:
-    a, _, seconds = shop.graphs
-    method = OnlineEarly(shop.graph_index[0].features, a, shop.setting.params, shop.setting.seeds)
-    return _prepared(shop, method, seconds, _graph_bytes(a))
-
-
-def _online_late(shop: Workshop) -> Prepared:
-    return _on_alpha_s(shop, OnlineLate)
-
-
-def _spectral(shop: Workshop) -> Prepared:
-    _, s, seconds = shop.graphs
-    started, setting = time.perf_counter(), shop.setting
-    features = shop.graph_index[0].features
-    method = Spectral.build(features, s, setting.params, setting.spectral_rank, setting.seeds)
-    return _prepared(shop, method, seconds + time.perf_counter() - started, method.bytes)
-
-
-def _searched(built: tuple[Index, BuildSummary], seeds: int, refine: int) -> Prepared:
-    index, summary = built
-
-    def rank(queries: Queries, top: int) -> Ranking:
-        return Ranking(*index.search(queries.features, top, seeds, refine=refine))
-
-    return Prepared(rank, sum(summary.seconds.values()), summary.bytes)
-
-
-def _features(shop: Workshop) -> Prepared:
-    params = shop.setting.params
-    # The paper stores the whole column, as it is: our code for columns would cost it up to three points of mAP.
-    built = shop.index("features", replace(params, support="features", keep=params.truncation, values="float16"))
-    return _searched(built, shop.setting.seeds, refine=0)
-
-
-def _graph(shop: Workshop) -> Prepared:
-    return _searched(shop.graph_index, shop.setting.seeds, refine=0)
-
-
-def _refined(shop: Workshop) -> Prepared:
-    return _searched(shop.graph_index, shop.setting.seeds, shop.setting.refine)
-
-
-def _sql(shop: Workshop) -> Prepared:
+def _prepare_sql(shop: Workshop) -> Prepared:
     """The same index as `graph`, exported and searched by its SQL function alone, with exact seeds."""
-    url, (_, built) = shop.setting.postgres, shop.graph_index
+    url, seeds = shop.setting.postgres, shop.setting.seeds
     if url is None:
-        raise InvalidParams("method 'sql' needs a database; give its URL by --postgres")
+        raise InvalidParams("method 'sql' needs a database; give its URL as `postgres` of the setting")
     from suffuse.postgres import PostgresIndex, export_index
 
-    done = export_index(built.path, url, SQL_SCHEMA)
-    index = PostgresIndex(url, SQL_SCHEMA)
-
-    def rank(queries: Queries, top: int) -> Ranking:
-        return Ranking(*index.search(queries.features, top, shop.setting.seeds, exact=True))
-
-    return Prepared(rank, sum(built.seconds.values()) + done.seconds, done.bytes)
+    exported = export_index(shop.graph_index.path, url, SQL_SCHEMA)
+    index, seconds = PostgresIndex(url, SQL_SCHEMA), _cost(shop.graph_index)[0] + exported.seconds
+    return Prepared(lambda asked, top: index.search(asked.features, top, seeds, exact=True), seconds, exported.bytes)
 
 
-def _searched_by_region(shop: Workshop, refine: int, pooling: Pooling) -> Prepared:
-    index, summary = shop.regional_index if pooling == "sum" else shop.unpooled_index
-    setting = shop.setting
+def _prepare_regions_online(shop: Workshop) -> Prepared:
+    images, index = shop.graph_index, shop.regional_index
+    regions, graphs = shop.regions, shop.regional_graphs
+    method = baselines.OnlineRegional(shop.features, regions, graphs.a, shop.setting.regional_params)
 
-    def rank(queries: Queries, top: int) -> Ranking:
-        assert queries.regions is not None
-        hits = index.search(
-            queries.regions, top, setting.regional_seeds, owners=queries.owners, refine=refine, pooling=pooling
-        )
-        return Ranking(*hits)
+    def rank(queries: Queries, top: int) -> Hits:
+        return method.rank(*queries.prepare_regions(index), top, images.prepare(queries.features))
 
-    return Prepared(rank, sum(summary.seconds.values()), summary.bytes)
+    return Prepared(rank, graphs.seconds, _count_bytes(shop.features, regions.features, regions.owners, *graphs.a))
 
 
-def _regional(shop: Workshop) -> Prepared:
-    return _searched_by_region(shop, refine=0, pooling=shop.setting.pooling)
+def _prepare_match(shop: Workshop, expanded: bool = False) -> Prepared:
+    index, regions = shop.regional_index, shop.regions
+    method = baselines.RMatch(regions, shop.setting.expand if expanded else 0)
+    size = _count_bytes(regions.features, regions.owners)
+    return Prepared(lambda queries, top: method.rank(*queries.prepare_regions(index), top), 0.0, size)
 
 
-def _regional_refined(shop: Workshop) -> Prepared:
-    return _searched_by_region(shop, refine=shop.setting.refine, pooling="sum")
+def _prepare_matched(shop: Workshop) -> Prepared:
+    """Seeds by R-match, columns of the global index: regions say where to start, images where to go."""
+    index, matches, setting = shop.graph_index, _prepare_match(shop), shop.setting
+    seconds, size = _cost(index)
 
-
-def _online_regional(shop: Workshop) -> Prepared:
-    regions = shop.regional_index[0]
-    assert regions.owners is not None
-    index, gallery = shop.graph_index[0], Regions(regions.features, regions.owners, len(regions))
-    a, seconds = shop.regional_affinity
-    method = OnlineRegional(index.features, gallery, a, shop.setting.regional_params)
-
-    def rank(queries: Queries, top: int) -> Ranking:
-        assert queries.regions is not None
-        assert queries.owners is not None
-        rows, query_ptr = regions.prepare(queries.regions), _pointers(queries.owners)
-        return method.rank(rows, query_ptr, top, index.prepare(queries.features))
-
-    kept = index.features.nbytes + regions.features.nbytes + regions.owners.nbytes + _graph_bytes(a)
-    return Prepared(rank, seconds, kept)
-
-
-def _matched(shop: Workshop, make: Callable[[Regions], Any]) -> Prepared:
-    index = shop.regional_index[0]
-    assert index.owners is not None
-    method = make(Regions(index.features, index.owners, len(index)))
-
-    def rank(queries: Queries, top: int) -> Ranking:
-        assert queries.regions is not None
-        assert queries.owners is not None
-        rows, query_ptr = index.prepare(queries.regions), _pointers(queries.owners)
-        ranked: Ranking = method.rank(rows, query_ptr, top)
-        return ranked
-
-    return Prepared(rank, 0.0, index.features.nbytes + index.owners.nbytes)
-
-
-def _r_match(shop: Workshop) -> Prepared:
-    return _matched(shop, RMatch)
-
-
-def _r_match_aqe(shop: Workshop) -> Prepared:
-    return _matched(shop, lambda gallery: RMatchExpansion(gallery, shop.setting.expand))
-
-
-def _matched_seeds(shop: Workshop) -> Prepared:
-    """Seeds by R-match, walks on the graph of global features: regions say where to start, images where to go."""
-    index, built = shop.graph_index
-    regions, setting = _r_match(shop), shop.setting
-
-    def rank(queries: Queries, top: int) -> Ranking:
-        seeds = regions.rank(queries, max(setting.seeds, top))
-        first = slice(0, setting.seeds)
+    def rank(queries: Queries, top: int) -> Hits:
+        seeds = matches.rank(queries, max(setting.seeds, top))
         # An image without regions has the score -inf.
-        hits = index.combine(seeds.ids[:, first], np.maximum(seeds.scores[:, first], 0), top, refine=setting.refine)
+        ids, sims = seeds.ids[:, : setting.seeds], np.maximum(seeds.scores[:, : setting.seeds], 0)
+        hits = index.combine(ids, sims, top, refine=setting.refine)
         for q, found in enumerate(hits.ids):
             unreached = found < 0
             rest = seeds.ids[q][~np.isin(seeds.ids[q], found)]
             found[unreached] = rest[: unreached.sum()]
-        return Ranking(*hits)
+        return hits
 
-    return Prepared(rank, sum(built.seconds.values()), built.bytes + regions.bytes)
-
-
-def _pointers(owners: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the regions of each query start; owners are sorted."""
-    return np.concatenate([[0], np.cumsum(np.bincount(owners))]).astype(np.int64)
+    return Prepared(rank, seconds, size + matches.bytes)
 
 
-def _fusion(shop: Workshop) -> Prepared:
-    ours, regional = _matched_seeds(shop), _regional_refined(shop)
-    images, weight = len(shop.graph_index[0]), shop.setting.weight
+def _prepare_fusion(shop: Workshop) -> Prepared:
+    matched, regional = _prepare_matched(shop), _prepare_regional(shop, refined=True)
+    images, weight = len(shop.dataset.features), shop.setting.weight
 
-    def rank(queries: Queries, top: int) -> Ranking:
-        fused = weight * scaled(regional.rank(queries, images)) + (1 - weight) * scaled(ours.rank(queries, images))
-        return by_score(fused.astype(np.float32), top)
+    def rank(queries: Queries, top: int) -> Hits:
+        ours, theirs = (scale_scores(method.rank(queries, images)) for method in (matched, regional))
+        return baselines.sort_scores((weight * theirs + (1 - weight) * ours).astype(np.float32), top)
 
-    return Prepared(rank, ours.offline_seconds + regional.offline_seconds, ours.bytes + regional.bytes)
+    return Prepared(rank, matched.offline_seconds + regional.offline_seconds, matched.bytes + regional.bytes)
 
 
-def scaled(ranking: Ranking) -> NDArray[np.float64]:
+def scale_scores(hits: Hits) -> NDArray[np.float64]:
     """Scores by image id (m, n), scaled per query so that the best is 1."""
-    scores = np.zeros(ranking.ids.shape)
-    np.put_along_axis(scores, ranking.ids, ranking.scores.astype(np.float64), axis=1)
+    scores = np.zeros(hits.ids.shape)
+    np.put_along_axis(scores, hits.ids, hits.scores.astype(np.float64), axis=1)
     return np.asarray(scores / np.maximum(scores.max(axis=1, keepdims=True), np.finfo(np.float64).tiny))
 
 
 class Method(NamedTuple):
-    """A name's meaning."""
+    """A name's meaning: what it is, and the function `prepare(shop, *variant)`."""
 
-    prepare: Callable[[Workshop], Prepared]
     what: str
-    regional: bool = False
+    prepare: Callable[..., Prepared]
+    variant: tuple[Any, ...] = ()
 
 
-METHODS: dict[str, Method] = {
-    "knn": Method(_knn, "cosine ranking"),
-    "aqe": Method(_aqe, "average query expansion"),
-    "alpha-qe": Method(_alpha_qe, "query expansion weighted by sim^3"),
-    "dba": Method(_dba, "database-side augmentation"),
-    "online": Method(_online, "diffusion per query on the whole graph (Iscen et al. 2017)"),
-    "online-early": Method(_online_early, "the same on the L nearest, truncated before normalisation"),
-    "online-late": Method(_online_late, "the same, sliced after normalisation"),
-    "spectral": Method(_spectral, "fast spectral ranking (Iscen et al. 2018)"),
-    "features": Method(_features, "the paper: offline columns on the L nearest"),
-    "graph": Method(_graph, "ours: offline columns on the walk's support"),
-    "refined": Method(_refined, "ours, with a second look at the first hits"),
-    "r-match": Method(_r_match, "best similarity of each query region, summed", regional=True),
-    "r-match-aqe": Method(_r_match_aqe, "the same with expanded query regions", regional=True),
-    "matched": Method(
-        _matched_seeds, "ours: seeds by r-match, columns of the global graph, with a second look", regional=True
-    ),
-    "online-regional": Method(
-        _online_regional, "regional diffusion per query on the regions of the nearest images (Iscen)", regional=True
-    ),
-    "regional": Method(_regional, "offline diffusion over regions, pooled to images", regional=True),
-    "regional-refined": Method(_regional_refined, "the same, with a second look at the first hits", regional=True),
-    "fusion": Method(_fusion, "weighted mean of regional-refined and matched scores", regional=True),
+_GLOBAL = {
+    "knn": Method("cosine ranking", lambda shop: _prepare_baseline(shop, baselines.Cosine(shop.features))),
+    "aqe": Method("average query expansion", _prepare_expansion, (0.0,)),
+    "alpha-qe": Method("query expansion weighted by sim^3", _prepare_expansion, (3.0,)),
+    "dba": Method("database-side augmentation", _prepare_augmentation),
+    "online": Method("diffusion per query on the whole graph (Iscen et al. 2017)", _prepare_online, ("whole",)),
+    "online-early": Method("the same on the L nearest, truncated before normalisation", _prepare_online, ("early",)),
+    "online-late": Method("the same, sliced after normalisation", _prepare_online, ("late",)),
+    "spectral": Method("fast spectral ranking (Iscen et al. 2018)", _prepare_spectral),
+    "features": Method("the paper: offline columns on the L nearest", _prepare_index, ("features",)),
+    "graph": Method("ours: offline columns on the walk's support", _prepare_index, ("graph",)),
+    "refined": Method("ours, with a second look at the first hits", _prepare_index, ("refined",)),
 }
+# Methods that need regional features.
+REGIONAL = {
+    "r-match": Method("best similarity of each query region, summed", _prepare_match, (False,)),
+    "r-match-aqe": Method("the same with expanded query regions", _prepare_match, (True,)),
+    "matched": Method("ours: seeds by r-match, columns of the global graph, with a second look", _prepare_matched),
+    "online-regional": Method("diffusion per query on regions of the nearest images (Iscen)", _prepare_regions_online),
+    "regional": Method("offline diffusion over regions, pooled to images", _prepare_regional, (False,)),
+    "regional-refined": Method("the same, with a second look at the first hits", _prepare_regional, (True,)),
+    "fusion": Method("weighted mean of regional-refined and matched scores", _prepare_fusion),
+}
+METHODS = _GLOBAL | REGIONAL
 
 
 def prepare(name: str, shop: Workshop) -> Prepared:
     """The method of that name, ready for the workshop's data set."""
     if name == "sql":  # not in METHODS: it needs a database as well as data
-        return _sql(shop)
-    if name not in METHODS:
-        raise InvalidParams(f"method {name!r} is unknown; known are: {', '.join(METHODS)}")
-    return METHODS[name].prepare(shop)
+        return _prepare_sql(shop)
+    check_names([name])
+    return METHODS[name].prepare(shop, *METHODS[name].variant)
 
 
-def available(dataset: Dataset) -> list[str]:
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that no method has."""
+    for name in names:
+        if name not in METHODS:
+            raise InvalidParams(f"method {name!r} is unknown; known are: {', '.join(METHODS)}")
+
+
+def list_available(dataset: Dataset) -> list[str]:
     """The names of the methods that this data set has the features for."""
-    return [name for name, method in METHODS.items() if dataset.regions is not None or not method.regional]
+    return list(_GLOBAL if dataset.regional is None else METHODS)

@@ -65,21 +65,20 @@ def manifold(n: int, dimensions: int = 512, *, rng: np.random.Generator) -> Mani
 def _topic(
     rng: np.random.Generator, count: int, width: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """Places in the topic's own subspace and in the next one's, (count, width) each, and the curve of each element."""
+    """Coordinates in the topic's own subspace and in the next one's, (count, width) each, and the curve of each."""
     own, further = _normal(rng, count, width), np.zeros((count, width), np.float32)
     of = np.full(count, NO_CURVE, np.int64)
     start, end, curve = 0, round(ON_CURVES * count), 0
     while start < end:
         stop = min(end, start + round(_log_uniform(rng, SIZES)))
         axes, thickness = _normal(rng, 2, width), np.float32(_log_uniform(rng, THICKNESS))
-        if rng.random() < BRIDGES:
-            angles = rng.uniform(0, np.pi / 2, stop - start).astype(np.float32)
-            along, across = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        bridging = rng.random() < BRIDGES
+        angles = rng.uniform(0, np.pi / 2 if bridging else 2 * np.pi * ARC, stop - start).astype(np.float32)
+        along, across = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        if bridging:
             further[start:stop] = across * (axes[1] + thickness * _normal(rng, stop - start, width))
             own[start:stop] = along * (axes[0] + thickness * own[start:stop])
         else:
-            angles = rng.uniform(0, 2 * np.pi * ARC, stop - start).astype(np.float32)
-            along, across = np.cos(angles)[:, None], np.sin(angles)[:, None]
             own[start:stop] = along * axes[0] + across * axes[1] + thickness * own[start:stop]
         of[start:stop] = curve
         start, curve = stop, curve + 1

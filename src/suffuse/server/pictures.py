@@ -1,4 +1,4 @@
-"""Values that are kept as long as there is room, those that were used last."""
+"""Files of pictures: found below the image folder, decoded, made into thumbnails, and saved there when uploaded."""
 
 import contextlib
 import errno
@@ -17,16 +17,32 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image, ImageOps
 
+from suffuse.images.pictures import FORMATS, to_rgb
 from suffuse.server.models import Limits
 from suffuse.server.problems import Problem
 from suffuse.store.files import sync_directory, write_bytes
 
+logger = logging.getLogger(__name__)
+
 K = TypeVar("K")
 V = TypeVar("V")
 
+# By the ending of a file. Pillow knows more formats, some of which start other programs.
+MEDIA_TYPES = {f".{format.lower()}": f"image/{format.lower()}" for format in FORMATS}
+MEDIA_TYPES |= {".jpg": "image/jpeg", ".tif": "image/tiff"}
+# The endings of uploads that are saved; MPO is a JPEG with several pictures.
+_ENDINGS = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif"}
+_QUALITY = 85
+# Uploads are saved in this folder of the image folder, apart from all files that were there before.
+FOLDER = "added"
+# A name has at most 255 bytes on most systems, and gets an ending and a number.
+_LONGEST = 150
+# How many numbers are tried before a random one.
+_NUMBERS = 20
 
-class Kept(Generic[K, V]):
-    """The values that were used last, as many as fit."""
+
+class LruCache(Generic[K, V]):
+    """The values that were used last, as many as fit; safe to use from many threads."""
 
     def __init__(self, room: int, size: Callable[[V], int]) -> None:
         self._room, self._size, self._used = room, size, 0
@@ -37,15 +53,14 @@ class Kept(Generic[K, V]):
         return len(self._values)
 
     def get(self, key: K) -> V | None:
-        """The value, which is now the last used one; None if it is not there, or no more."""
+        """The value, which counts as used now; None if there is none, or none any more."""
         with self._lock:
-            value = self._values.get(key)
-            if value is not None:
+            if key in self._values:
                 self._values.move_to_end(key)
-            return value
+            return self._values.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value, in place of what was used longest ago."""
+        """Keep a value; those that were used longest ago make room for it."""
         with self._lock:
             if key in self._values:
                 self._used -= self._size(self._values.pop(key))
@@ -55,26 +70,18 @@ class Kept(Generic[K, V]):
                 self._used -= self._size(self._values.popitem(last=False)[1])
 
 
-# Formats that are decoded: Pillow knows more, some of which start other programs.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
-MEDIA_TYPES = {
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".png": "image/png",
-    ".webp": "image/webp",
-    ".gif": "image/gif",
-    ".tif": "image/tiff",
-    ".tiff": "image/tiff",
-    ".bmp": "image/bmp",
-}
-_QUALITY = 85
-
-
 class Thumb(NamedTuple):
-    """A small JPEG, and what changes when it does."""
+    """A small JPEG, and a tag that changes with its file."""
 
     data: bytes
     etag: str
+
+
+class SavedFile(NamedTuple):
+    """The name of a picture below the image folder, and its file; None if it could not be written there."""
+
+    name: str
+    file: Path | None
 
 
 class Pictures:
@@ -82,62 +89,60 @@ class Pictures:
 
     def __init__(self, root: Path, limits: Limits) -> None:
         self.root, self._limits = root.resolve(), limits
-        self._thumbs = Kept[tuple[str, int], Thumb](limits.thumb_bytes, lambda thumb: len(thumb.data))
+        self._thumbs = LruCache[tuple[str, int], Thumb](limits.thumb_bytes, lambda thumb: len(thumb.data))
 
-    def path(self, name: str) -> Path:
+    def find(self, name: str) -> Path:
         """The file of an item; symbolic links that lead out of the root count as missing."""
-        missing = Problem(404, "the file of this picture is not there", "was the folder moved? give it by --images")
         try:
             path = (self.root / name).resolve(strict=True)
-            inside = path.is_relative_to(self.root) and path.is_file()
+            if not (path.is_relative_to(self.root) and path.is_file()):
+                raise FileNotFoundError
         except (OSError, ValueError, RuntimeError):  # no such file, a null character, a loop of links
-            raise missing from None
-        if not inside:
-            raise missing
+            hint = "was the folder moved? start the service with the folder of the pictures"
+            raise Problem(404, "the file of this picture is not there", hint) from None
         if path.suffix.lower() not in MEDIA_TYPES:
             raise Problem(415, "the file of this item is no picture that a browser shows")
         return path
 
-    def thumb(self, name: str, size: int) -> Thumb:
+    def make_thumb(self, name: str, size: int) -> Thumb:
         """A JPEG that fits into a square of `size`, turned upright."""
-        path = self.path(name)
-        try:
-            changed = path.stat()
-            etag = f'"{changed.st_mtime_ns:x}-{changed.st_size:x}-{size}"'
-            kept = self._thumbs.get((name, size))
-            if kept is not None and kept.etag == etag:
-                return kept
-            data = path.read_bytes()
-        except OSError:
-            raise Problem(404, "the file of this picture cannot be read") from None
-        out = io.BytesIO()
-        decoded(data, self._limits.pixels, largest=size).save(out, "JPEG", quality=_QUALITY)
-        made = Thumb(out.getvalue(), etag)
-        self._thumbs.put((name, size), made)
-        return made
+        path = self.find(name)
+        with _hide_reason():
+            facts = path.stat()
+        etag = f'"{facts.st_mtime_ns:x}-{facts.st_size:x}-{size}"'
+        thumb = self._thumbs.get((name, size))
+        if thumb is None or thumb.etag != etag:
+            out = io.BytesIO()
+            decode_picture(self.read(name), self._limits.pixels, largest=size).save(out, "JPEG", quality=_QUALITY)
+            thumb = Thumb(out.getvalue(), etag)
+            self._thumbs.put((name, size), thumb)
+        return thumb
 
     def read(self, name: str) -> bytes:
         """The whole file."""
-        try:
-            return self.path(name).read_bytes()
-        except OSError:
-            raise Problem(404, "the file of this picture cannot be read") from None
+        with _hide_reason():
+            return self.find(name).read_bytes()
 
 
-def decoded(data: bytes, pixels: int, *, largest: int | None = None) -> Image.Image:
-    """A picture in RGB, turned upright; its size is checked before its pixels are decoded.
+@contextlib.contextmanager
+def _hide_reason() -> Iterator[None]:
+    """Why a file cannot be read is no business of a client: it names paths."""
+    try:
+        yield
+    except OSError:
+        raise Problem(404, "the file of this picture cannot be read") from None
 
-    With `largest` it is made to fit into such a square.
-    """
+
+def decode_picture(data: bytes, pixels: int, *, largest: int | None = None) -> Image.Image:
+    """A picture in RGB, upright, made to fit into a square of `largest`; its size is checked before it is decoded."""
     too_many = Problem(413, f"the picture has more than {pixels:,} pixels", "make it smaller first")
-    unreadable = Problem(415, "this is no picture that can be read", f"formats: {', '.join(FORMATS)}")
     try:
         picture: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
         if picture.width * picture.height > pixels:
             raise too_many
         if largest is not None:
             picture.draft("RGB", (2 * largest, 2 * largest))  # a JPEG is decoded small, which is much faster
-        rgb = _rgb(ImageOps.exif_transpose(picture))
+        rgb = to_rgb(_reduce_depth(ImageOps.exif_transpose(picture)))
         if largest is not None:
             rgb.thumbnail((largest, largest))
         return rgb
@@ -145,79 +150,46 @@ def decoded(data: bytes, pixels: int, *, largest: int | None = None) -> Image.Im
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError):
         raise too_many from None
-    except Exception:  # truncated or forged: what Pillow's readers raise is of many kinds
-        raise unreadable from None
+    except Exception:  # Pillow's readers raise many kinds of errors for truncated and forged files
+        raise Problem(415, "this is no picture that can be read", f"formats: {', '.join(FORMATS)}") from None
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith(("I", "F")):
-        # 16 bits of grey, which `convert` would cut to white.
-        values = np.asarray(picture, np.float32)
-        low, high = float(values.min()), float(values.max())
-        picture = Image.fromarray(((values - low) * (255 / max(high - low, 1e-6))).astype(np.uint8))
-    if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
-        over = picture.convert("RGBA")
-        white = Image.new("RGBA", over.size, "white")
-        return Image.alpha_composite(white, over).convert("RGB")
-    return picture.convert("RGB")
+def _reduce_depth(picture: Image.Image) -> Image.Image:
+    """Deep grey as 8 bits from its darkest to its brightest value; `convert` would cut it to white."""
+    if not picture.mode.startswith(("I", "F")):
+        return picture
+    values = np.asarray(picture, np.float32)
+    low, high = float(values.min()), float(values.max())
+    return Image.fromarray(((values - low) * (255 / max(high - low, 1e-6))).astype(np.uint8))
 
 
-def part(picture: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
-    """The part of a picture that a box of fractions encloses."""
-    x0, y0, x1, y1 = box
-    width, height = picture.size
-    left, upper = int(x0 * width), int(y0 * height)
-    return picture.crop((left, upper, max(left + 1, round(x1 * width)), max(upper + 1, round(y1 * height))))
-
-
-logger = logging.getLogger(__name__)
-
-# The folder below the image folder: what the service puts there is never mixed with what was there before.
-FOLDER = "added"
-# A name has at most 255 bytes on most systems, and gets an ending and a number.
-_LONGEST = 150
-# Numbers that are tried before a random one.
-_NUMBERS = 20
-# By what the file is, not by what it is called: it is shown by this.
-_ENDINGS = {"PNG": ".png", "WEBP": ".webp", "GIF": ".gif", "TIFF": ".tif", "BMP": ".bmp"}
-
-
-class Saved(NamedTuple):
-    """The name of a picture below the image folder, and its file; None if it could not be written there."""
-
-    name: str
-    file: Path | None
-
-
-def save(root: Path | None, data: bytes, called: str) -> Saved:
-    """Put a picture that can be decoded into the folder under a name that nothing there has; never over a file.
-
-    Where that cannot be written, only the name is chosen, so that it leads to no other picture.
-    """
-    ending = _ENDINGS.get(Image.open(io.BytesIO(data), formats=FORMATS).format or "", ".jpg")
-    names = _names(_stem(called), ending)
+def save_upload(root: Path | None, data: bytes, called: str) -> SavedFile:
+    """Write a picture that can be decoded under a name that nothing there has; if that fails, only choose the name."""
+    # The ending is that of the content, not of the name: browsers get the media type that belongs to it.
+    format = Image.open(io.BytesIO(data), formats=FORMATS).format or "JPEG"
+    stem, ending = clean_stem(called), _ENDINGS.get(format, f".{format.lower()}")
+    names = _propose_names(stem, ending)
     if root is None:
-        return Saved(f"{FOLDER}/{next(names)}", None)
+        return SavedFile(f"{FOLDER}/{next(names)}", None)
     folder = root / FOLDER
     try:
         folder.mkdir(exist_ok=True)
         if not folder.resolve().is_relative_to(root.resolve()):
             raise PermissionError(errno.EACCES, "a link leads out of the image folder", str(folder))
-        return _written(folder, names, data)
+        return _write_new(folder, names, data)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Problem(507, "the disk with the pictures is full", "make room, then try again") from None
         logger.warning("an uploaded picture is added, but its file is not kept: %s", error)
-        free = (name for name in _names(_stem(called), ending) if not os.path.lexists(folder / name))
-        return Saved(f"{FOLDER}/{next(free)}", None)
+        free = (name for name in _propose_names(stem, ending) if not os.path.lexists(folder / name))
+        return SavedFile(f"{FOLDER}/{next(free)}", None)
 
 
-def _written(folder: Path, names: Iterator[str], data: bytes) -> Saved:
-    for name in names:
-        file = folder / name
+def _write_new(folder: Path, names: Iterator[str], data: bytes) -> SavedFile:
+    while True:
+        file = folder / next(names)
         try:
-            # Nobody else can have the name from here on; the file takes its place when it is whole.
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            file.touch(exist_ok=False)  # an empty file reserves the name; the whole one replaces it
         except FileExistsError:
             continue
         try:
@@ -227,11 +199,10 @@ def _written(folder: Path, names: Iterator[str], data: bytes) -> Saved:
             with contextlib.suppress(OSError):
                 file.unlink()
             raise
-        return Saved(f"{FOLDER}/{name}", file)
-    raise AssertionError("names never end")
+        return SavedFile(f"{FOLDER}/{file.name}", file)
 
 
-def _names(stem: str, ending: str) -> Iterator[str]:
+def _propose_names(stem: str, ending: str) -> Iterator[str]:
     yield stem + ending
     for number in range(2, _NUMBERS):
         yield f"{stem}-{number}{ending}"
@@ -239,8 +210,8 @@ def _names(stem: str, ending: str) -> Iterator[str]:
         yield f"{stem}-{secrets.token_hex(4)}{ending}"
 
 
-def _stem(called: str) -> str:
-    """A file's name without its folders and its ending, of letters, digits, blanks, dots, dashes and lines only."""
+def clean_stem(called: str) -> str:
+    """The name of a file without folders and ending: letters, digits, spaces, dots, dashes and underscores only."""
     last = re.split(r"[\\/]", unicodedata.normalize("NFC", called))[-1]
     stem = last.rpartition(".")[0] or last
     plain = "".join(letter if letter.isalnum() or letter in " .-_" else "_" for letter in stem)

@@ -3,11 +3,10 @@
 import errno
 import json
 import logging
-from http import HTTPStatus
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -17,90 +16,71 @@ from suffuse.errors import ChangeFailed, IndexBusy, IndexProblem, InvalidInput, 
 
 logger = logging.getLogger(__name__)
 
-_CODES = {
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    405: "invalid_request",
-    409: "unsupported",
-    413: "too_large",
-    415: "unsupported",
-    500: "internal",
-    501: "unsupported",
-    503: "busy",
-    504: "timeout",
-    507: "no_space",
-}
-# What it is called that there is no room for a change.
+_MESSAGES = {404: "there is nothing at this address", 405: "this address does not take that method"}
+CODES = {400: "invalid_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 413: "too_large"}
+CODES |= dict.fromkeys((409, 415, 501), "unsupported")
+CODES |= {503: "busy", 504: "timeout", 507: "no_space", 500: "internal"}
+# The errors of a disk without room.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Seconds after which whoever finds the index being changed should ask again.
-_BUSY_SECONDS = "2"
-_INTERNAL = "something went wrong in the service; its log says what"
-# Complaints of one request that are told: a body can be wrong in a thousand places.
+# Of one request: a body can have a thousand errors.
 _MOST_COMPLAINTS = 3
 
 
 class Problem(Exception):
-    """What a request gets instead of an answer."""
+    """The error that a client gets instead of an answer."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        hint: str | None = None,
-        headers: dict[str, str] | None = None,
-        code: str | None = None,
+        self, status: int, message: str, hint: str | None = None, headers: dict[str, str] | None = None, code: str = ""
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.hint, self.headers = status, message, hint, headers
-        self.code = code or _CODES.get(status, "invalid_request")
+        self.status, self.message, self.hint = status, message, hint
+        self.headers = {**({"Retry-After": "1"} if status == 503 else {}), **(headers or {})}
+        self.code = code or CODES.get(status, CODES[400])
 
-    def told(self) -> dict[str, str | None]:
-        """What a client reads."""
+    def to_dict(self) -> dict[str, str | None]:
+        """The JSON of the problem."""
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
+    def to_response(self) -> "Json":
+        """The HTTP answer."""
+        return Json({"error": self.to_dict()}, status_code=self.status, headers=self.headers)
 
-def busy(message: str) -> Problem:
+
+class Busy(Problem):
     """The index is being changed."""
-    return Problem(409, message, "try again in a moment", {"Retry-After": _BUSY_SECONDS}, "busy")
+
+    def __init__(self, message: str) -> None:
+        super().__init__(409, message, "try again in a moment", {"Retry-After": "2"}, "busy")
 
 
 class Json(Response):
-    """An answer written by orjson; numbers that are not finite become null."""
+    """An answer in JSON; numbers that are not finite become null."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The bytes."""
+        """The body."""
         try:
             return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-        except TypeError:  # whole numbers of more than 64 bits, which somebody's metadata may hold
+        except TypeError:  # metadata may hold integers of more than 64 bits
             return json.dumps(content).encode()
 
 
-def answer(problem: Problem) -> Json:
-    """The one shape of all errors."""
-    headers = dict(problem.headers or {})
-    if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers.setdefault("Retry-After", "1")
-    return Json({"error": problem.told()}, status_code=problem.status, headers=headers)
-
-
-def problem_of(error: Exception) -> Problem:
-    """Any error as what the client is told."""
+def describe_error(error: Exception) -> Problem:
+    """The problem that a client sees; the details of unexpected errors go to the log only."""
     match error:
         case Problem():
             return error
         case RequestValidationError() | ValidationError():
-            return Problem(422, _complaints(error))
+            return Problem(422, _join_complaints(error))
         case HTTPException():
-            headers = dict(error.headers) if error.headers else None
-            return Problem(error.status_code, _described(error.status_code, str(error.detail)), headers=headers)
+            message = _MESSAGES.get(error.status_code, str(error.detail))
+            return Problem(error.status_code, message, headers=dict(error.headers or {}))
         case InvalidInput() | InvalidParams():
             return Problem(422, str(error))
         case IndexBusy():
             logger.info("a change has to wait: %s", error)
-            return busy("another process is changing the index")
+            return Busy("another process is changing the index")
         case ChangeFailed():
             logger.error("a change failed: %s", error)
             hint = "the log of the service says why"
@@ -114,42 +94,19 @@ def problem_of(error: Exception) -> Problem:
             logger.error("the index cannot be used: %s", error)
             return Problem(500, "the index is damaged", "run suffuse verify on it")
     logger.error("a request failed", exc_info=error)
-    return Problem(500, _INTERNAL)
+    return Problem(500, "something went wrong in the service; its log says what")
 
 
-def _complaints(error: RequestValidationError | ValidationError) -> str:
-    told = []
-    errors = error.errors()
+def _join_complaints(error: RequestValidationError | ValidationError) -> str:
+    errors, complaints = error.errors(), []
     for one in errors[:_MOST_COMPLAINTS]:
-        # Input is not told back: it can be as long as the body.
+        # Without the input, which can be as long as the body.
         where = ".".join(str(part) for part in one["loc"] if part != "body")[:100]
-        told.append(f"{where}: {one['msg'][:200]}" if where else one["msg"][:200])
-    more = len(errors) - len(told)
-    return "; ".join(told) + (f"; and {more} more" if more > 0 else "")
+        complaints.append((where and f"{where}: ") + one["msg"][:200])
+    more = len(errors) - len(complaints)
+    return "; ".join(complaints) + (f"; and {more} more" if more else "")
 
 
-def _described(status: int, detail: str) -> str:
-    if status == HTTPStatus.NOT_FOUND:
-        return "there is nothing at this address"
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        return "this address does not take that method"
-    return detail
-
-
-def install(app: FastAPI) -> None:
-    """Make every error of the app's routes an answer of this shape."""
-
-    async def handle(_request: Request, error: Exception) -> Response:
-        return answer(problem_of(error))
-
-    for kind in (
-        Problem,
-        RequestValidationError,
-        ValidationError,
-        HTTPException,
-        InvalidInput,
-        InvalidParams,
-        IndexProblem,
-        ChangeFailed,
-    ):
-        app.add_exception_handler(kind, handle)
+async def answer_error(_request: Request, error: Exception) -> Response:
+    """Give an error that FastAPI would answer itself this shape; `guard.Guard` answers all others."""
+    return describe_error(error).to_response()

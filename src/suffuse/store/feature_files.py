@@ -1,7 +1,9 @@
-"""Feature files: .npy, .npz, .fvecs, HDF5 and Matlab v7.3, opened without trust in what they promise."""
+"""Readers of feature files: .npy, .npz, .fvecs, HDF5 and Matlab v7.3. Sizes in a file are checked, not trusted."""
 
+import contextlib
 import math
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,16 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.core.features import ACCEPTED_TYPES, check_kind, check_matrix
-from suffuse.errors import InvalidInput
+from suffuse.errors import InvalidInput, SuffuseError, first_line, name_extra
 
-# How the files begin. Checked here, since numpy takes whatever begins otherwise for a pickle, and says so.
+# How the files begin. Checked here, since numpy takes everything else for a pickle, and says so.
 _NPY_MAGIC, _ZIP_MAGIC = (b"\x93NUMPY",), (b"PK\x03\x04", b"PK\x05\x06")
-
-
+# By version; version 3 is for names of fields, which features do not have.
 _NPY_HEADERS = {b"\1\0": np.lib.format.read_array_header_1_0, b"\2\0": np.lib.format.read_array_header_2_0}
-
-
-# A small file can promise any number of bytes. Features shrink to a tenth at best; what shrinks further is no features.
+# A small file can promise any number of bytes. Features compress to a tenth at best; what compresses better is not
+# features.
 _MOST_UNPACKED, _MOST_SHRINKING = 64 << 20, 200
 
 
@@ -46,14 +46,8 @@ def load(path: str | Path, *, transpose: bool = False, least_rows: int = 2) -> L
         raise InvalidInput(f"{file.name}: unknown kind of file {file.suffix!r}; known are {', '.join(_READERS)}")
     if file.stat().st_size == 0:
         raise InvalidInput(f"{file.name} is empty (0 bytes); write the features again")
-    try:
+    with describe_damage(file):
         loaded = reader(file, inside)
-    except InvalidInput:
-        raise
-    except Exception as error:
-        # numpy, zipfile, tokenize, zlib and h5py each have kinds of their own for a damaged file; their words help,
-        # their traceback does not.
-        raise InvalidInput(f"{file.name} cannot be read: {_first_line(error)}; write it again") from error
     features = loaded.features.T if transpose and loaded.features.ndim == 2 else loaded.features
     check_matrix(features, file.name, least_rows=least_rows)
     if loaded.labels is not None and loaded.labels.shape != features.shape[:1]:
@@ -78,19 +72,34 @@ def load_owners(path: str | Path) -> NDArray[Any]:
     file = Path(path)
     if not file.is_file():
         raise InvalidInput(f"there is no file {file}; give a .npy file with the image of each region")
+    with describe_damage(file):
+        return np.array(_read_npy(file, "").features)
+
+
+def import_h5py() -> Any:
+    """The module h5py, which only HDF5 and Matlab v7.3 files need."""
+    with name_extra("h5py", "hdf5"):
+        import h5py
+    return h5py
+
+
+@contextlib.contextmanager
+def describe_damage(file: Path, remedy: str = "write it again") -> Iterator[None]:
+    """Turn what numpy, zipfile, tokenize, zlib and h5py raise for a damaged file into one kind of error."""
     try:
-        _check_magic(file, _NPY_MAGIC, "a .npy file")
-        # Through a map, since that is never longer than the file; numpy would make room for whatever is promised.
-        return np.array(np.load(file, mmap_mode="r", allow_pickle=False))
-    except InvalidInput:
+        yield
+    except SuffuseError:
         raise
-    except Exception as error:  # as in `load`
-        raise InvalidInput(f"{file.name} cannot be read: {_first_line(error)}; write it again") from error
+    except Exception as error:
+        objects = "pickle" in str(error) or "Python objects" in str(error)
+        words = "it holds Python objects, which are never loaded" if objects else first_line(error)
+        raise InvalidInput(f"{file.name} cannot be read: {words}; {remedy}") from error
 
 
 def _read_npy(file: Path, inside: str) -> Loaded:
-    _no_dataset(file, inside)
+    _refuse_dataset(file, inside)
     _check_magic(file, _NPY_MAGIC, "a .npy file")
+    # A map is never longer than the file; without one, numpy would allocate whatever the file promises.
     return Loaded(np.load(file, mmap_mode="r", allow_pickle=False), None)
 
 
@@ -107,14 +116,13 @@ def _read_npz(file: Path, inside: str) -> Loaded:
 
 
 def _read_member(file: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """An array of an .npz archive. numpy alone would make room for all that the header promises, true or not."""
+    """An array of an .npz archive, its size checked first: numpy allocates whatever the header promises."""
     name = info.filename.removesuffix(".npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise InvalidInput(f"{file.name}: {name!r} is packed as numpy never does; write it again with numpy.savez")
     check_unpacked(file, info.file_size)
     with archive.open(info) as stream:
         start = stream.read(8)
-        # Version 3 is for names of fields, which features do not have.
         header = _NPY_HEADERS.get(start[6:])
         if not start.startswith(_NPY_MAGIC) or header is None:
             raise InvalidInput(f"{file.name}: {name!r} is not an array; write it again with numpy.savez")
@@ -130,7 +138,7 @@ def _read_member(file: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
 
 def _read_fvecs(file: Path, inside: str) -> Loaded:
     """Each row is an int32 d followed by d float32 values."""
-    _no_dataset(file, inside)
+    _refuse_dataset(file, inside)
     size = file.stat().st_size
     with file.open("rb") as stream:
         dimensions = int.from_bytes(stream.read(4), "little", signed=True)
@@ -148,8 +156,7 @@ def _read_fvecs(file: Path, inside: str) -> Loaded:
 
 
 def _read_hdf5(file: Path, inside: str) -> Loaded:
-    import h5py
-
+    h5py = import_h5py()
     if not h5py.is_hdf5(file):
         hint = "; in Matlab, save with the option '-v7.3'" if file.suffix.lower() == ".mat" else ""
         raise InvalidInput(f"{file.name} is not an HDF5 file{hint or '; write it again'}")
@@ -168,7 +175,7 @@ def _read_hdf5(file: Path, inside: str) -> Loaded:
         offset = dataset.id.get_offset()
         if offset is not None and dataset.size:
             return Loaded(np.memmap(file, dataset.dtype, mode="r", offset=offset, shape=dataset.shape), None)
-        for shape in (dataset.shape, dataset.chunks or ()):  # of a chunk HDF5 makes room for the whole
+        for shape in (dataset.shape, dataset.chunks or ()):  # HDF5 allocates whole chunks
             check_unpacked(file, math.prod(shape) * dataset.dtype.itemsize)
         return Loaded(np.asarray(dataset), None)
 
@@ -181,31 +188,17 @@ def _check_magic(file: Path, magic: tuple[bytes, ...], kind: str) -> None:
     with file.open("rb") as stream:
         found = stream.read(8)
     if not found.startswith(magic):
-        if found.startswith(_NPY_MAGIC):
-            looks = "a .npy file"
-        elif found.startswith(_ZIP_MAGIC):
-            looks = "a zip archive, perhaps .npz"
-        else:
-            looks = f"something that begins with {found!r}"
+        known = {_NPY_MAGIC: "a .npy file", _ZIP_MAGIC: "a zip archive, perhaps .npz"}
+        other = f"something that begins with {found!r}"
+        looks = next((words for start, words in known.items() if found.startswith(start)), other)
         raise InvalidInput(f"{file.name} is not {kind} but {looks}; rename it or write it again")
 
 
-def _no_dataset(file: Path, inside: str) -> None:
+def _refuse_dataset(file: Path, inside: str) -> None:
     if inside:
         raise InvalidInput(f"{file.name} holds one array only; leave out '::{inside}'")
 
 
-def _first_line(error: BaseException) -> str:
-    if "pickle" in str(error) or "Python objects" in str(error):
-        return "it holds Python objects, which are never loaded"
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-_READERS = {
-    ".npy": _read_npy,
-    ".npz": _read_npz,
-    ".fvecs": _read_fvecs,
-    ".h5": _read_hdf5,
-    ".hdf5": _read_hdf5,
-    ".mat": _read_hdf5,
-}
+_READERS = {".npy": _read_npy, ".npz": _read_npz, ".fvecs": _read_fvecs}
+_READERS |= dict.fromkeys((".h5", ".hdf5", ".mat"), _read_hdf5)
+SUFFIXES = tuple(_READERS)

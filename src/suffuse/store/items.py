@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suffuse.errors import IndexBroken, InvalidInput
-from suffuse.store.checksums import Pages
+from suffuse.core import Damaged
+from suffuse.errors import InvalidInput
+from suffuse.store.files import Checksums, report_damage
 from suffuse.store.ids import Ids
 
 Item = dict[str, Any]
@@ -60,7 +61,7 @@ def load_items(path: str | Path) -> list[Any]:
         raise InvalidInput(f"{file.name} cannot be read as names: {error}; write it again, as UTF-8") from error
 
 
-def with_labels(items: Sequence[Any] | None, labels: NDArray[Any]) -> list[Item]:
+def add_labels(items: Sequence[Any] | None, labels: NDArray[Any]) -> list[Item]:
     """Keep the class label of each image as metadata, beside its name if it has one."""
     named = [{}] * len(labels) if items is None else check_items(items, len(labels))
     return [{**item, "label": label} for item, label in zip(named, labels.tolist(), strict=True)]
@@ -90,39 +91,41 @@ class Items:
         text: memoryview | None = None,
         offsets: NDArray[np.int64] | None = None,
         more: memoryview | None = None,
-        pages: Sequence[Pages] = (),
+        checksums: Sequence[Checksums] = (),
     ) -> None:
-        """The line of place i is text[offsets[i]:offsets[i + 1]]; an empty one is an item without anything.
+        """The line of row i is text[offsets[i]:offsets[i + 1]]; an empty one is an item without anything.
 
-        `more` is what comes behind `text`; `pages` are those of the files under offsets and text.
+        `more` is what comes behind `text`; `checksums` are those of the files under offsets and text.
         """
-        self._pages = pages
+        self._checksums = checksums
         self._ids, self._offsets = ids, offsets
         self._text, self._more = text or memoryview(b""), more or memoryview(b"")
 
     def __len__(self) -> int:
         return self._ids.visible
 
+    @report_damage
     def check_all(self) -> None:
         """Raise unless the files are what was written: faster than with one line after the other, for who reads all."""
-        for pages in self._pages:
-            pages.check_whole()
+        for checksums in self._checksums:
+            checksums.check_whole()
 
     def __getitem__(self, id: int) -> Item:
-        return self.at(self._ids.place(id))
+        return self.at(self._ids.find_row(id))
 
     def __iter__(self) -> Iterator[Item]:
         self.check_all()
-        return (self[id] for id in self._ids.shown().tolist())
+        return (self[id] for id in self._ids.list_visible().tolist())
 
-    def at(self, place: int) -> Item:
-        """The item of a place."""
+    @report_damage
+    def at(self, row: int) -> Item:
+        """The item of a row."""
         if self._offsets is None:
             return {}
-        start, stop, behind = int(self._offsets[place]), int(self._offsets[place + 1]), len(self._text)
-        if not all(pages.complete for pages in self._pages):
-            offsets, text = self._pages
-            offsets.check_rows(np.array([place, place + 1]))
+        start, stop, behind = int(self._offsets[row]), int(self._offsets[row + 1]), len(self._text)
+        if not all(checksums.complete for checksums in self._checksums):
+            offsets, text = self._checksums
+            offsets.check_rows(np.array([row, row + 1]))
             text.check_spans(np.array([start]), np.array([stop]))
         line = self._text[start:stop] if start < behind else self._more[start - behind : stop - behind]
         if start == stop:
@@ -130,15 +133,10 @@ class Items:
         try:
             item = json.loads(str(line, "utf-8"))  # of bytes it would guess the encoding
         except (ValueError, RecursionError) as error:
-            raise IndexBroken(f"items.jsonl is damaged at the line of image {place}; copy the index again") from error
+            raise Damaged(f"items.jsonl is damaged at the line of image {row}") from error
         if not isinstance(item, dict):
-            raise IndexBroken(f"items.jsonl holds no object at the line of image {place}; copy the index again")
+            raise Damaged(f"items.jsonl holds no object at the line of image {row}")
         return item
-
-    def by_place(self) -> Iterator[Item]:
-        """The items of all places, those of hidden ones too."""
-        self.check_all()
-        return (self.at(place) for place in range(self._ids.count))
 
     def name(self, id: int) -> str:
         """The image's name; an image without one is called by its id."""

@@ -1,4 +1,4 @@
-"""One writer at a time: the lock of an index that is being changed, and what an earlier writer left behind."""
+"""One writer of an index at a time; and what an earlier writer left behind."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from suffuse.errors import IndexBusy
-from suffuse.store.files import UNFINISHED
+from suffuse.store.files import UNFINISHED, lock_file
 from suffuse.store.manifest import ARRAY_TYPES, ITEMS_FILE, Manifest
 
 LOCK = "writer.lock"
@@ -16,22 +16,22 @@ COMPACTING = "compacting"
 
 
 @contextlib.contextmanager
-def only_writer(directory: Path) -> Iterator[None]:
+def lock_writer(directory: Path) -> Iterator[None]:
     """Hold the lock of an index; another writer is told whose it is.
 
     The system takes the lock from a process that ends, however it ends. The file stays, and names the last owner.
     """
-    with undisturbed(directory), contextlib.ExitStack() as stack:
+    with keep_writers_out(directory), contextlib.ExitStack() as stack:
         descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         stack.callback(os.close, descriptor)
-        _lock(descriptor, directory)
+        _lock_or_name_owner(descriptor, directory)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
 
 
 @contextlib.contextmanager
-def undisturbed(directory: Path) -> Iterator[None]:
+def keep_writers_out(directory: Path) -> Iterator[None]:
     """Keep writers from an index without leaving anything in it: what replaces an index as a whole needs that.
 
     The directory itself is locked. Where a file system cannot do that (NFS), the file that writers lock is, if any is
@@ -44,30 +44,23 @@ def undisturbed(directory: Path) -> Iterator[None]:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, descriptor)
         try:
-            _lock(descriptor, directory)
+            _lock_or_name_owner(descriptor, directory)
         except OSError:
             with contextlib.suppress(FileNotFoundError):
                 file = os.open(directory / LOCK, os.O_RDWR)
                 stack.callback(os.close, file)
-                _lock(file, directory)
+                _lock_or_name_owner(file, directory)
         if not os.path.samestat(os.fstat(descriptor), directory.stat()):
             raise IndexBusy(f"another process has just replaced {directory}; try again")
         yield
 
 
-def _lock(descriptor: int, directory: Path) -> None:
-    """Lock an open file or directory until it is closed, or raise and name the owner."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+def _lock_or_name_owner(descriptor: int, directory: Path) -> None:
+    if not lock_file(descriptor):
         owner = ""
         with contextlib.suppress(OSError):
             owner = (directory / LOCK).read_text(errors="replace").strip()
-        raise IndexBusy(f"process {owner or 'unknown'} is changing {directory}; try again when it is done") from None
+        raise IndexBusy(f"process {owner or 'unknown'} is changing {directory}; try again when it is done")
 
 
 def remove_leftovers(directory: Path, manifest: Manifest) -> None:

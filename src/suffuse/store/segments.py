@@ -1,6 +1,6 @@
 """Segments: one file for each change of an index, with all that it brought.
 
-A segment is a .npz of plain arrays (`Segment`). Elements and images have places: those of the base first, then those
+A segment is a .npz of plain arrays (`Segment`). Elements and images have rows: those of the base first, then those
 that segments added, in order. Opening an index reads its segments whole, checks them, and lays them over the base:
 rows are appended, columns and lists that a later segment holds take the place of earlier ones.
 """
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from suffuse.core import Damaged
 from suffuse.core.params import Params
-from suffuse.errors import IndexBroken
-from suffuse.store.files import parse_array, written_whole
+from suffuse.store.files import parse_array, write_whole
 from suffuse.store.manifest import Manifest
 
 
@@ -25,11 +25,11 @@ class Segment(NamedTuple):
     """What one change brought; arrays that it has nothing for are empty."""
 
     features: NDArray[np.float32]  # (a, d), the elements that were added
-    owners: NDArray[np.int32]  # (a,), places of their images; empty where elements are images
+    owners: NDArray[np.int32]  # (a,), rows of their images; empty where elements are images
     ids: NDArray[np.int64]  # (b,), of the images that were added
     item_text: NDArray[np.uint8]  # their lines of items.jsonl
     item_offsets: NDArray[np.int64]  # (b + 1,), where each line begins
-    removed: NDArray[np.int32]  # places of images that are hidden from now on
+    removed: NDArray[np.int32]  # rows of images that are hidden from now on
     list_of: NDArray[np.int32]  # (c,), elements whose k-NN lists these are
     list_ids: NDArray[np.int32]  # (c, k)
     list_sims: NDArray[np.float32]  # (c, k)
@@ -82,7 +82,7 @@ def write_segment(directory: Path, name: str, segment: Segment) -> dict[str, Any
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **segment._asdict())
     data = buffer.getbuffer()
-    with written_whole(path) as stream:
+    with write_whole(path) as stream:
         stream.write(data)
     return {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
@@ -95,8 +95,8 @@ def read_segments(directory: Path, manifest: Manifest) -> tuple[list[Segment], E
         segment = _read(directory, described, manifest)
         extent = Extent(extent.elements + len(segment.features), extent.images + len(segment.ids))
         # Where the hash was right, that is a manifest that was put together by hand.
-        if what := misfit(segment, manifest, extent):
-            raise IndexBroken(f"{described['name']} does not fit the index: {what}; copy the index again")
+        if what := find_misfit(segment, manifest, extent):
+            raise Damaged(f"{described['name']} does not fit the index: {what}")
         segments.append(segment)
     return segments, extent
 
@@ -106,34 +106,34 @@ def _read(directory: Path, described: dict[str, Any], manifest: Manifest) -> Seg
     try:
         data = (directory / name).read_bytes()
     except FileNotFoundError as error:
-        raise IndexBroken(f"{name} is missing; copy the index again") from error
+        raise Damaged(f"{name} is missing") from error
     except OSError as error:
-        raise IndexBroken(f"{name} cannot be read: {error}; copy the index again") from error
+        raise Damaged(f"{name} cannot be read: {error}") from error
     if hashlib.sha256(data).hexdigest() != described["sha256"]:
-        raise IndexBroken(f"{name} was changed or damaged: its hash is not that of the manifest; copy the index again")
+        raise Damaged(f"{name} was changed or damaged: its hash is not that of the manifest")
     arrays: dict[str, NDArray[Any]] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for field in Segment._fields:
                 info = archive.getinfo(f"{field}.npy")
                 if info.compress_type != zipfile.ZIP_STORED:
-                    raise IndexBroken(f"{name} is compressed, which Suffuse never does; copy the index again")
+                    raise Damaged(f"{name} is compressed, which Suffuse never does")
                 arrays[field] = parse_array(archive.read(info), f"{field} of {name}")
-    except IndexBroken:
+    except Damaged:
         raise
     except Exception as error:
         # Archives fail in more ways than zipfile has errors for.
-        raise IndexBroken(f"{name} cannot be read: {error}; copy the index again") from error
+        raise Damaged(f"{name} cannot be read: {error}") from error
     for field, (dtype, dimensions) in segment_types(manifest.params).items():
         if arrays[field].dtype != dtype or arrays[field].ndim != dimensions:
-            raise IndexBroken(
+            raise Damaged(
                 f"{name} holds {field} of type {arrays[field].dtype} and shape {arrays[field].shape}, expected {dtype}"
-                f" of {dimensions} dimensions; copy the index again"
+                f" of {dimensions} dimensions"
             )
     return Segment(**arrays)
 
 
-def misfit(segment: Segment, manifest: Manifest, extent: Extent) -> str:
+def find_misfit(segment: Segment, manifest: Manifest, extent: Extent) -> str:
     """What does not fit an index of this extent, the segment's own elements included; empty if all does."""
     params, dimensions = manifest.params, manifest.counts["dimensions"]
     regional = "owners.npy" in manifest.files
@@ -174,15 +174,15 @@ def misfit(segment: Segment, manifest: Manifest, extent: Extent) -> str:
     return ""
 
 
-def merged(segments: Sequence[Segment]) -> Segment:
+def merge_segments(segments: Sequence[Segment]) -> Segment:
     """One segment that does what these do one after the other."""
     first, *others = segments
     for other in others:
-        first = _merged(first, other)
+        first = _merge_two(first, other)
     return first
 
 
-def _merged(a: Segment, b: Segment) -> Segment:
+def _merge_two(a: Segment, b: Segment) -> Segment:
     if not any(array.size for name, array in a._asdict().items() if not name.endswith(("_indptr", "_offsets"))):
         return b  # nothing of it is copied, and it can be large
     together: dict[str, NDArray[Any]] = {
@@ -193,35 +193,35 @@ def _merged(a: Segment, b: Segment) -> Segment:
     keep = ~np.isin(a.list_of, b.list_of)
     for name in ("list_of", "list_ids", "list_sims"):
         together[name] = np.concatenate([getattr(a, name)[keep], getattr(b, name)])
-    together |= _merged_vectors("column", ("entries", "values"), a, b)
-    together |= _merged_vectors("image", ("rows", "values"), a, b)
-    together["stale"] = stale_after(a.stale, b.column_of, b.stale)
+    together |= _merge_vectors("column", ("entries", "values"), a, b)
+    together |= _merge_vectors("image", ("rows", "values"), a, b)
+    together["stale"] = update_stale(a.stale, b.column_of, b.stale)
     return Segment(**together)
 
 
-def stale_after(
+def update_stale(
     stale: NDArray[np.integer], solved: NDArray[np.integer], more: NDArray[np.integer]
 ) -> NDArray[np.int32]:
     """Whose columns are stale, ascending, once some of the stale ones were solved and more became stale."""
-    # These are large parts of all elements: a place for each is several times faster than sets.
+    # These are large parts of all elements: a mark for each is several times faster than sets.
     is_stale = np.zeros(max(part.max(initial=-1) for part in (stale, solved, more)) + 1, bool)
     is_stale[stale], is_stale[solved] = True, False
     is_stale[more] = True
     return np.flatnonzero(is_stale).astype(np.int32)
 
 
-def _merged_vectors(kind: str, parts: tuple[str, str], a: Segment, b: Segment) -> dict[str, NDArray[Any]]:
+def _merge_vectors(kind: str, parts: tuple[str, str], a: Segment, b: Segment) -> dict[str, NDArray[Any]]:
     """Columns or image vectors of both; where both have one, that of b."""
     of_a, of_b = getattr(a, f"{kind}_of"), getattr(b, f"{kind}_of")
     indptr_a, indptr_b = getattr(a, f"{kind}_indptr"), getattr(b, f"{kind}_indptr")
     keep = ~np.isin(of_a, of_b)
     lengths = np.diff(indptr_a)
-    places = np.repeat(keep, lengths)
+    rows = np.repeat(keep, lengths)
     scaled = kind == "column" and a.column_entries.dtype == np.uint8  # a value for each column, and not for each entry
     merged: dict[str, NDArray[Any]] = {f"{kind}_of": np.concatenate([of_a[keep], of_b])}
     merged[f"{kind}_indptr"] = np.concatenate([[0], np.cumsum(np.concatenate([lengths[keep], np.diff(indptr_b)]))])
     for part in parts:
         name = f"{kind}_{part}"
-        chosen = keep if scaled and part == "values" else places
+        chosen = keep if scaled and part == "values" else rows
         merged[name] = np.concatenate([getattr(a, name)[chosen], getattr(b, name)])
     return merged

@@ -14,6 +14,11 @@ _NONE = np.uint32(0xFFFFFFFF)
 
 
 @helper
+def _put(node, position, heap, place):
+    heap[position], place[u8(node)] = node, u4(position)
+
+
+@helper
 def _rise(heap, place, distance, position):
     """Put heap[position] where it belongs among those above it."""
     node = heap[position]
@@ -21,10 +26,9 @@ def _rise(heap, place, distance, position):
         above = (position - u8(1)) >> u8(1)
         if distance[u8(heap[above])] <= distance[u8(node)]:
             break
-        heap[position] = heap[above]
-        place[u8(heap[position])] = u4(position)
+        _put(heap[above], position, heap, place)
         position = above
-    heap[position], place[u8(node)] = node, u4(position)
+    _put(node, position, heap, place)
 
 
 @helper
@@ -39,10 +43,9 @@ def _sink(heap, size, place, distance, node):
             below += u8(1)
         if distance[u8(heap[below])] >= distance[u8(node)]:
             break
-        heap[position] = heap[below]
-        place[u8(heap[position])] = u4(position)
+        _put(heap[below], position, heap, place)
         position = below
-    heap[position], place[u8(node)] = node, u4(position)
+    _put(node, position, heap, place)
 
 
 @helper

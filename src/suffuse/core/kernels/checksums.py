@@ -18,13 +18,10 @@ _BYTES, _WORDS = np.uint64(PAGE), np.uint64(PAGE // 4)
 
 def _weights() -> np.ndarray:
     """The first outputs of splitmix64, made odd."""
-    state, made = 0, []
-    for _ in range(PAGE // 4):
-        state = (state + 0x9E3779B97F4A7C15) % 2**64
-        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
-        made.append((z ^ (z >> 31)) | 1)
-    return np.array(made, np.uint64)
+    z = np.arange(1, PAGE // 4 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))) | np.uint64(1)
 
 
 WEIGHTS = _weights()
@@ -75,20 +72,29 @@ def are_sound(pages, first, stop):
     return True
 
 
+@helper
+def rows_are_sound(pages, size, ids, count):
+    """The same for the rows, of `size` bytes, of ids[:count].
+
+    A call for each row would take longer than its search: here are only calls for pages that nobody has looked at.
+    """
+    sums, checked, offset = pages[2], pages[3], u8(pages[4])
+    if sums.shape[0] == 0:
+        return True
+    for c in range(count):
+        first = u8(ids[c]) * u8(size)
+        last = (offset + first + u8(size) - u8(1)) // _BYTES
+        for page in range((offset + first) // _BYTES, min(last + u8(1), u8(sums.shape[0]))):
+            if checked[page] == u1(0) and not are_sound(pages, first, first + u8(size)):
+                return False
+    return True
+
+
 @compiled(void(readonly(u1), readonly(u4), writable(u8)))
 def sum_pages(data, words, sums):
     """The sums of all pages of a file."""
     for page in range(u8(sums.shape[0])):
         sums[page] = _sum_of(data, words, page)
-
-
-@compiled(i8(PAGES, i8, readonly(u4)))
-def first_damaged_row(pages, size, ids):
-    """The first place in `ids` whose row, of `size` bytes, lies on a damaged page; -1 if there is none."""
-    for place in range(u8(ids.shape[0])):
-        if not are_sound(pages, u8(ids[place]) * u8(size), (u8(ids[place]) + u8(1)) * u8(size)):
-            return i8(place)
-    return i8(-1)
 
 
 @compiled(i8(PAGES, PAGES, i8, PAGES, i8, types.boolean, readonly(i8), readonly(i8), writable(u1), readonly(i8)))

@@ -15,10 +15,11 @@ A varint is LEB128: seven bits a byte, the lowest first, the high bit set in all
 """
 
 import numpy as np
+from numba import types
 from numba.extending import overload
 
 from suffuse.core.kernels.jit import compiled, f4, f8, helper, i8, readonly, u1, u2, u4, u8, void, writable
-from suffuse.core.kernels.select import sort_ascending
+from suffuse.core.kernels.select import EMPTY, key_of, sort_ascending, write_largest
 
 # Entries that the second look reads: these are coded finely.
 HEAD = 20
@@ -32,10 +33,19 @@ TAIL_LEVELS = 1 << TAIL_BITS
 # Bytes of the longest varint: 5 hold 35 bits, an id of 31 and a level.
 LONGEST = 5
 
-# No id: ids are below it, so that it can stand for a free place.
-EMPTY = np.uint32(0xFFFFFFFF)
+# A column that got longer than what it is to keep by this share of it is coded anew, without its least entries.
+_LONGER = 4
+# What came of a column that was to be appended to.
+DAMAGED, TO_CODE_ANEW, APPENDED, UNCHANGED = -1, 0, 1, 2
+
 # Instead of a number of entries, -1 and -2 if they had a sign: the column is damaged; it lies outside of the file.
 BROKEN, OUTSIDE = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0xFFFFFFFFFFFFFFFE)
+
+# The types of columns: coded, plain as float16, plain as float32.
+CODED, HALF, SINGLE = STORED = tuple(
+    (readonly(i8), readonly(i8), readonly(entries), readonly(values))
+    for entries, values in ((u1, f4), (u4, u2), (u4, f4))
+)
 
 _LEVELS = 256
 # Every level that a byte can spell, so that a damaged column cannot reach outside.
@@ -59,7 +69,7 @@ def _read_varint(codes, place, stop):
 def read_column(codes, place, stop, scale, head_only, ids, values):
     """Write the entries of codes[place:stop], or its head alone, to ids and values; returns how many, or BROKEN.
 
-    They have room for `most_entries`. Ids are not checked, but for what an uint32 holds: EMPTY is no id.
+    They have enough `room`. Ids are not checked, but for what an uint32 holds: EMPTY is no id.
     """
     id, count = u8(0), u8(0)
     while place < stop and count < u8(HEAD):
@@ -88,16 +98,7 @@ def read_column(codes, place, stop, scale, head_only, ids, values):
 
 
 @helper
-def most_entries(codes, start, stop):
-    """No fewer than the entries in codes[start:stop]: each has one byte that ends its varint."""
-    count = u8(0)
-    for place in range(start, stop):
-        count += u8(codes[place] < u1(128))
-    return count
-
-
-@helper
-def end_of_head(codes, place, stop):
+def _end_of_head(codes, place, stop):
     """Where the levels of the tail begin, in a column that was read and has one."""
     for _ in range(HEAD):
         _, place = _read_varint(codes, place, stop)
@@ -106,7 +107,7 @@ def end_of_head(codes, place, stop):
 
 
 @helper
-def write_varint(number, codes, place):
+def _write_varint(number, codes, place):
     """Write a number; returns where the next one goes."""
     while number >= u8(128):
         codes[place] = u1(number & u8(127)) | u1(128)
@@ -124,11 +125,11 @@ def _write_entries(keys, count, in_head, codes, place):
     for k in range(u8(count)):
         id, level = keys[k] >> u8(8), keys[k] & u8(255)
         if in_head:
-            place = write_varint(id - previous, codes, place)
+            place = _write_varint(id - previous, codes, place)
             codes[place] = u1(level)
             place += u8(1)
         else:
-            place = write_varint((id - previous) << u8(TAIL_BITS) | level, codes, place)
+            place = _write_varint((id - previous) << u8(TAIL_BITS) | level, codes, place)
         previous = id
     return place
 
@@ -181,9 +182,7 @@ def encode_columns(rows, values, indptr, codes, scales, stored, out):
         scales[column], stored[column], out[column] = scale, i8(count), i8(place)
 
 
-@compiled(
-    void(readonly(i8), readonly(i8), readonly(u1), readonly(f4), readonly(i8), writable(u4), writable(f4), writable(i8))
-)
+@compiled(void(*CODED, readonly(i8), writable(u4), writable(f4), writable(i8)))
 def decode_columns(starts, stops, codes, scales, columns, rows, values, out):
     """The entries of `columns`, one column after the other, as they are stored; column c ends at out[c].
 
@@ -227,12 +226,11 @@ def room(starts, stops, entries, column):
     """No fewer than the entries of a column that lies inside."""
 
 
-def read(starts, stops, entries, values, column, ids, numbers):
-    """Write the entries of a column that lies inside to ids and numbers, and return how many, or BROKEN."""
+def read(starts, stops, entries, values, column, head_only, ids, numbers):
+    """Write the entries of a column that lies inside to ids and numbers, and return how many, or BROKEN.
 
-
-def read_head(starts, stops, entries, values, column, ids, numbers):
-    """The same for no more than its HEAD largest entries."""
+    With `head_only`, no more than its HEAD largest entries.
+    """
 
 
 @helper
@@ -242,7 +240,10 @@ def _room_plain(starts, stops, entries, column):
 
 @helper
 def _room_coded(starts, stops, entries, column):
-    return most_entries(entries, u8(starts[column]), u8(stops[column]))
+    count = u8(0)
+    for byte in range(u8(starts[column]), u8(stops[column])):
+        count += u8(entries[byte] < u1(128))  # each entry has one byte that ends its varint
+    return count
 
 
 @overload(room)
@@ -269,16 +270,125 @@ def _read_coded(starts, stops, entries, values, column, head_only, ids, numbers)
 
 
 @overload(read)
-def _read_compiled(starts, stops, entries, values, column, ids, numbers):
+def _read_compiled(starts, stops, entries, values, column, head_only, ids, numbers):
     chosen = _read_coded if entries.dtype == u1 else _read_plain
-    return lambda starts, stops, entries, values, column, ids, numbers: chosen(
-        starts, stops, entries, values, column, False, ids, numbers
+    return lambda starts, stops, entries, values, column, head_only, ids, numbers: chosen(
+        starts, stops, entries, values, column, head_only, ids, numbers
     )
 
 
-@overload(read_head)
-def _read_head_compiled(starts, stops, entries, values, column, ids, numbers):
-    chosen = _read_coded if entries.dtype == u1 else _read_plain
-    return lambda starts, stops, entries, values, column, ids, numbers: chosen(
-        starts, stops, entries, values, column, True, ids, numbers
-    )
+@helper
+def longest_column(starts, stops, entries):
+    """No fewer than the entries of any column that lies inside: each has a byte at least."""
+    longest = i8(0)
+    for column in range(u8(starts.shape[0])):
+        if lies_inside(starts, stops, entries, column):
+            longest = max(longest, stops[column] - starts[column])
+    return longest
+
+
+# --- columns of an index that grows
+
+
+@helper
+def _nearest_level(depth, codes, levels):
+    """The place of the level of a tail that is nearest to a depth; TAIL_LEVELS if all are above it.
+
+    Level 0 stands for a part of the range in which nothing was.
+    """
+    nearest, deepest = u8(TAIL_LEVELS), f8(0.0)
+    for place in range(u8(TAIL_LEVELS)):
+        level = f8(codes[levels + place])
+        deepest = max(deepest, level)
+        if level > f8(0.0) and (
+            nearest == u8(TAIL_LEVELS) or abs(level - depth) < abs(f8(codes[levels + nearest]) - depth)
+        ):
+            nearest = place
+    return nearest if depth <= deepest else u8(TAIL_LEVELS)
+
+
+@helper
+def _append(codes, start, stop, scale, count, ids, values, more, longer, end):
+    """Write a column with a tail, and more entries behind it; returns where that ends, and what came of it.
+
+    `more` are ids above those of the column, ascending, and their values.
+    """
+    least = values[0]
+    for entry in range(u8(HEAD)):
+        least = min(least, values[entry])
+    more_ids, more_values, first, last = more
+    for entry in range(first, last):
+        if more_values[entry] > least or u8(more_ids[entry]) <= u8(ids[count - u8(1)]):
+            return end, i8(TO_CODE_ANEW)
+    levels, place, previous = _end_of_head(codes, start, stop), end, u8(ids[count - u8(1)])
+    for byte in range(start, stop):
+        longer[place] = codes[byte]
+        place += u8(1)
+    copied = place
+    for entry in range(first, last):
+        level = _nearest_level(np.log2(scale / f8(more_values[entry])) * f8(STEPS), codes, levels)
+        if level < u8(TAIL_LEVELS):
+            place = _write_varint((u8(more_ids[entry]) - previous) << u8(TAIL_BITS) | level, longer, place)
+            previous = u8(more_ids[entry])
+    return (end, i8(UNCHANGED)) if place == copied else (place, i8(APPENDED))
+
+
+@compiled(void(*CODED, i8, i8, readonly(i8), readonly(u4), readonly(f4), writable(u1), writable(i8), writable(i8)))
+def append_to_codes(
+    starts, stops, codes, scales, reach, keep, more_ptr, more_ids, more_values, longer, ends, out
+):  # fmt: skip
+    """Coded columns with more_ptr[i]:more_ptr[i + 1] at the end of their tails, in the levels that they have.
+
+    That is exact to a level, and much faster than to code them anew. Columns hold ids below `reach`; ids to append are
+    not below it, and rise. Column i ends at ends[i] of `longer`, which has room for LONGEST bytes more an entry. What
+    lies below all levels is among the least of a column of `keep` entries, and left out. out = APPENDED, UNCHANGED if
+    nothing is left, DAMAGED, or TO_CODE_ANEW if an entry belongs in the head or the column has less than `keep`, or
+    much more.
+    """
+    longest = longest_column(starts, stops, codes)
+    ids, values, end = np.empty(longest, np.uint32), np.empty(longest, np.float64), u8(0)
+    for column in range(u8(starts.shape[0])):
+        ends[column], out[column] = i8(end), i8(DAMAGED)
+        if not lies_inside(starts, stops, codes, column):
+            continue
+        start, stop, scale = u8(starts[column]), u8(stops[column]), f8(scales[column])
+        count = read_column(codes, start, stop, scale, False, ids, values)
+        sound = count != BROKEN
+        for entry in range(count if sound else u8(0)):
+            sound &= u8(ids[entry]) < u8(reach)
+        if not sound:
+            continue
+        out[column] = i8(TO_CODE_ANEW)
+        if u8(keep) <= count <= u8(keep + keep // _LONGER) and count > u8(HEAD):
+            more = (more_ids, more_values, u8(more_ptr[column]), u8(more_ptr[column + u8(1)]))
+            end, out[column] = _append(codes, start, stop, scale, count, ids, values, more, longer, end)
+            ends[column] = i8(end)
+
+
+# --- columns over regions summed to columns over images: sum pooling is linear, so it can be done before storing
+
+_POOLED = (writable(u4, 2), writable(f4, 2), writable(i8))
+
+
+@compiled(*(void(*columns, readonly(u4), i8, types.boolean, *_POOLED) for columns in (HALF, SINGLE)))
+def pool_columns(starts, stops, rows, values, owners, images, root, pooled_rows, pooled_values, out):
+    """The sum of each column by image, its largest entries first; out = how many of each are stored.
+
+    `owners` (n,) are the images of the rows; empty where rows are images. With `root`, the root of each sum: a few
+    repeated regions would drown the rest of an image's neighbourhood.
+    """
+    sums, pooled = np.zeros(images, np.float64), owners.shape[0] > 0
+    touched, keys = np.empty(images, np.uint32), np.empty(images, np.uint64)
+    for column in range(u8(starts.shape[0])):
+        count = u8(0)
+        for entry in range(u8(starts[column]), u8(stops[column])):
+            image = owners[u8(rows[entry])] if pooled else rows[entry]
+            if sums[u8(image)] == f8(0.0):  # stored entries are above zero, so a sum of zero is an image not yet seen
+                touched[count] = image
+                count += u8(1)
+            sums[u8(image)] += number(values[entry])
+        for t in range(count):
+            total = sums[u8(touched[t])]
+            keys[t] = key_of(total**0.5 if root else total, touched[t])
+            sums[u8(touched[t])] = f8(0.0)
+        out[column] = i8(write_largest(keys, count, pooled_rows[column], pooled_values[column]))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from suffuse.core.kernels.jit import compiled, f4, f8, helper, i8, readonly, u1, u4, u8, void, writable
+from suffuse.core.kernels.jit import GRAPH, compiled, f4, f8, helper, i8, readonly, u1, u4, u8, void, writable
 from suffuse.core.kernels.select import id_of, key_of, largest_first
 
 # Below this, numbers lose their digits, and with them S its bound on the eigenvalues: no edge.
@@ -18,26 +18,27 @@ def _lists(ids, node, wanted):
 
 
 @helper
-def _affinity(similarity, gamma):
-    """Eq. 1 of two that list each other: max(sim, 0) ** gamma."""
-    affinity = f8(similarity) ** gamma if similarity > f4(0.0) else f8(0.0)
-    return affinity if affinity >= _SMALLEST else f8(0.0)
-
-
-@helper
-def _enter(other, affinity, begin, end, indices, out):
+def _enter(other, weight, begin, end, indices, out):
     """Put an edge into the row that begins at `begin` and ends at `end`, which stays sorted; returns its new end."""
-    if affinity == f8(0.0):
-        return end
-    place = end
-    while place > begin and indices[place - u8(1)] > other:  # rows are short
-        indices[place], out[place] = indices[place - u8(1)], out[place - u8(1)]
-        place -= u8(1)
-    indices[place], out[place] = other, affinity
+    entry = end
+    while entry > begin and indices[entry - u8(1)] > other:  # rows are short
+        indices[entry], out[entry] = indices[entry - u8(1)], out[entry - u8(1)]
+        entry -= u8(1)
+    indices[entry], out[entry] = other, weight
     return end + u8(1)
 
 
-@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, i8, writable(u8), writable(u4), writable(f8)))
+@helper
+def _enter_mutual(other, similarity, gamma, begin, end, indices, out):
+    """The same with the affinity of two that list each other (eq. 1): max(sim, 0) ** gamma."""
+    affinity = f8(similarity) ** gamma if similarity > f4(0.0) else f8(0.0)
+    return _enter(other, affinity, begin, end, indices, out) if affinity >= _SMALLEST else end
+
+
+_LISTS, _EDGES = (readonly(u4, 2), readonly(f4, 2), f8, i8), (writable(u8), writable(u4), writable(f8))
+
+
+@compiled(void(*_LISTS, *_EDGES))
 def fill_affinity(ids, sims, gamma, start, indptr, indices, out):
     """A (eq. 1) of as many rows as `indptr` has places for, from `start` on; each row of `indices` is sorted."""
     indptr[0] = u8(0)
@@ -46,7 +47,7 @@ def fill_affinity(ids, sims, gamma, start, indptr, indices, out):
         for position in range(u8(ids.shape[1])):
             other = ids[node, position]
             if other != u4(node) and _lists(ids, u8(other), u4(node)):
-                end = _enter(other, _affinity(sims[node, position], gamma), indptr[row], end, indices, out)
+                end = _enter_mutual(other, sims[node, position], gamma, indptr[row], end, indices, out)
         indptr[row + u8(1)] = end
 
 
@@ -68,10 +69,7 @@ def turn_lists(ids, list_ptr, out):
             free[other] += u8(1)
 
 
-_LISTERS = (readonly(u8), readonly(u4))
-
-
-@compiled(void(readonly(u4, 2), readonly(f4, 2), f8, i8, *_LISTERS, writable(u8), writable(u4), writable(f8)))
+@compiled(void(*_LISTS, readonly(u8), readonly(u4), *_EDGES))
 def fill_affinity_of_listed(ids, sims, gamma, start, list_ptr, listers, indptr, indices, out):
     """The same as `fill_affinity`, several times faster, for which it needs all lists turned round.
 
@@ -86,7 +84,7 @@ def fill_affinity_of_listed(ids, sims, gamma, start, list_ptr, listers, indptr, 
         for position in range(u8(ids.shape[1])):
             other = ids[node, position]
             if other != u4(node) and lister_of[u8(other)] == u4(node):
-                end = _enter(other, _affinity(sims[node, position], gamma), indptr[row], end, indices, out)
+                end = _enter_mutual(other, sims[node, position], gamma, indptr[row], end, indices, out)
         indptr[row + u8(1)] = end
 
 
@@ -100,7 +98,7 @@ def sum_rows(indptr, affinity, out):
         out[row] = total
 
 
-@compiled(void(readonly(u8), readonly(u4), readonly(f8), i8, readonly(f8), writable(f8)))
+@compiled(void(*GRAPH, i8, readonly(f8), writable(f8)))
 def normalize_affinity(indptr, indices, affinity, start, degrees, out):
     """S = D^-1/2 A D^-1/2 (eq. 2) of the rows from `start` on, on the places of A; `degrees` are those of all nodes."""
     for row in range(u8(indptr.shape[0] - 1)):
@@ -171,7 +169,7 @@ def _root(parent, node):
     return node
 
 
-@compiled(i8(readonly(u4), readonly(u1), i8, readonly(u8), readonly(u4), readonly(f8), writable(u4)))
+@compiled(i8(readonly(u4), readonly(u1), i8, *GRAPH, writable(u4)))
 def number_along(starts, wanted, size, indptr, indices, weights, out):
     """out = all wanted nodes, so that each `size` of them, one after the other, are near to each other on the graph.
 
@@ -211,26 +209,19 @@ def number_along(starts, wanted, size, indptr, indices, weights, out):
                 if not met[other]:
                     met[other], queue[tail] = True, u4(other)
                     tail += u8(1)
-    for r in range(left):
-        out[filled + r] = rest[r]
-    for o in range(behind):
-        out[filled + left + o] = others[o]
+    out[filled : filled + left] = rest[:left]
+    out[filled + left :] = others[:behind]
     return i8(filled + left)
 
 
-@compiled(void(readonly(u4), readonly(u4), readonly(u8), readonly(u4), readonly(f8), writable(u4), writable(f8)))
+@compiled(void(readonly(u4), readonly(u4), *GRAPH, writable(u4), writable(f8)))
 def renumber(nodes, number, indptr, indices, weights, new_indices, out):
     """The rows of `nodes`, one after another, where node i is now called number[i]; each is sorted again."""
     end = u8(0)
     for node in nodes:
         begin = end
         for old in range(indptr[u8(node)], indptr[u8(node) + u8(1)]):
-            new, place = number[u8(indices[old])], end
-            while place > begin and new_indices[place - u8(1)] > new:  # rows are short
-                new_indices[place], out[place] = new_indices[place - u8(1)], out[place - u8(1)]
-                place -= u8(1)
-            new_indices[place], out[place] = new, weights[old]
-            end += u8(1)
+            end = _enter(number[u8(indices[old])], weights[old], begin, end, new_indices, out)
 
 
 @compiled(void(readonly(u8), readonly(u4), writable(u4)))

@@ -2,41 +2,18 @@
 
 import numpy as np
 
-from suffuse.core.kernels.codes import (
-    BROKEN,
-    EMPTY,
-    HEAD,
-    STEPS,
-    TAIL_BITS,
-    TAIL_LEVELS,
-    end_of_head,
-    lies_inside,
-    most_entries,
-    read,
-    read_column,
-    read_head,
-    write_varint,
-)
-from suffuse.core.kernels.jit import compiled, f4, f8, helper, i8, readonly, u1, u2, u4, u8, void, writable
-from suffuse.core.kernels.select import key_of, write_largest
+from suffuse.core.kernels.codes import BROKEN, STORED, lies_inside, longest_column, read
+from suffuse.core.kernels.jit import compiled, f4, helper, i8, readonly, u1, u4, u8, void, writable
+from suffuse.core.kernels.select import EMPTY, key_of, write_largest
 
 # Entries that are compared at once.
 _LANES = 64
-# A column that got longer than what it is to keep by this share of it is coded anew, without its least entries.
-_LONGER = 4
-# What came of a column that was to be appended to.
-DAMAGED, TO_CODE_ANEW, APPENDED, UNCHANGED = -1, 0, 1, 2
 
-_SPANS = (readonly(i8), readonly(i8))
 _MORE = (readonly(i8), readonly(u4), readonly(f4))
 _COLUMNS = (f4, writable(u4, 2), writable(f4, 2), writable(i8))
 
 
-@compiled(
-    void(*_SPANS, readonly(u1), readonly(f4), i8, *_MORE, *_COLUMNS),
-    void(*_SPANS, readonly(u4), readonly(u2), i8, *_MORE, *_COLUMNS),
-    void(*_SPANS, readonly(u4), readonly(f4), i8, *_MORE, *_COLUMNS),
-)
+@compiled(*(void(*columns, i8, *_MORE, *_COLUMNS) for columns in STORED))
 def extend_columns(
     starts, stops, entries, values, reach, more_ptr, more_ids, more_values, floor, rows, numbers, out
 ):  # fmt: skip
@@ -45,17 +22,15 @@ def extend_columns(
     The columns are those of `table`, and hold ids below `reach`. A row of `rows` and `numbers` has room for as many
     entries as a column keeps. out = -1 for a column that is damaged.
     """
-    longest, most = i8(0), i8(0)
+    longest, most = longest_column(starts, stops, entries), i8(0)
     for column in range(u8(starts.shape[0])):
         most = max(most, more_ptr[column + u8(1)] - more_ptr[column])
-        if lies_inside(starts, stops, entries, column):
-            longest = max(longest, stops[column] - starts[column])  # an entry has a byte at least
     ids, found, keys = np.empty(longest, np.uint32), np.empty(longest, np.float64), np.empty(longest + most, np.uint64)
     for column in range(u8(starts.shape[0])):
         out[column] = i8(-1)
         if not lies_inside(starts, stops, entries, column):
             continue
-        length = read(starts, stops, entries, values, column, ids, found)
+        length = read(starts, stops, entries, values, column, False, ids, found)
         sound, count = length != BROKEN, u8(0)
         for entry in range(length if sound else u8(0)):
             sound &= u8(ids[entry]) < u8(reach)
@@ -71,84 +46,6 @@ def extend_columns(
 
 
 @helper
-def _nearest_level(depth, codes, levels):
-    """The place of the level of a tail that is nearest to a depth; TAIL_LEVELS if all are above it.
-
-    Level 0 stands for a part of the range in which nothing was.
-    """
-    nearest, deepest = u8(TAIL_LEVELS), f8(0.0)
-    for place in range(u8(TAIL_LEVELS)):
-        level = f8(codes[levels + place])
-        deepest = max(deepest, level)
-        if level > f8(0.0) and (
-            nearest == u8(TAIL_LEVELS) or abs(level - depth) < abs(f8(codes[levels + nearest]) - depth)
-        ):
-            nearest = place
-    return nearest if depth <= deepest else u8(TAIL_LEVELS)
-
-
-@helper
-def _append(codes, start, stop, scale, count, ids, values, more, longer, end):
-    """Write a column with a tail, and more entries behind it; returns where that ends, and what came of it.
-
-    `more` are ids above those of the column, ascending, and their values.
-    """
-    least = values[0]
-    for entry in range(u8(HEAD)):
-        least = min(least, values[entry])
-    more_ids, more_values, first, last = more
-    for entry in range(first, last):
-        if more_values[entry] > least or u8(more_ids[entry]) <= u8(ids[count - u8(1)]):
-            return end, i8(TO_CODE_ANEW)
-    levels, place, previous = end_of_head(codes, start, stop), end, u8(ids[count - u8(1)])
-    for byte in range(start, stop):
-        longer[place] = codes[byte]
-        place += u8(1)
-    copied = place
-    for entry in range(first, last):
-        level = _nearest_level(np.log2(scale / f8(more_values[entry])) * f8(STEPS), codes, levels)
-        if level < u8(TAIL_LEVELS):
-            place = write_varint((u8(more_ids[entry]) - previous) << u8(TAIL_BITS) | level, longer, place)
-            previous = u8(more_ids[entry])
-    return (end, i8(UNCHANGED)) if place == copied else (place, i8(APPENDED))
-
-
-@compiled(void(*_SPANS, readonly(u1), readonly(f4), i8, i8, *_MORE, writable(u1), writable(i8), writable(i8)))
-def append_to_codes(
-    starts, stops, codes, scales, reach, keep, more_ptr, more_ids, more_values, longer, ends, out
-):  # fmt: skip
-    """Coded columns with more_ptr[i]:more_ptr[i + 1] at the end of their tails, in the levels that they have.
-
-    That is exact to a level, and much faster than to code them anew. Columns hold ids below `reach`; ids to append are
-    not below it, and rise. Column i ends at ends[i] of `longer`, which has room for LONGEST bytes more an entry. What
-    lies below all levels is among the least of a column of `keep` entries, and left out. out = APPENDED, UNCHANGED if
-    nothing is left, DAMAGED, or TO_CODE_ANEW if an entry belongs in the head or the column has less than `keep`, or
-    much more.
-    """
-    longest = u8(0)
-    for column in range(u8(starts.shape[0])):
-        if lies_inside(starts, stops, codes, column):
-            longest = max(longest, most_entries(codes, u8(starts[column]), u8(stops[column])))
-    ids, values, end = np.empty(longest, np.uint32), np.empty(longest, np.float64), u8(0)
-    for column in range(u8(starts.shape[0])):
-        ends[column], out[column] = i8(end), i8(DAMAGED)
-        if not lies_inside(starts, stops, codes, column):
-            continue
-        start, stop, scale = u8(starts[column]), u8(stops[column]), f8(scales[column])
-        count = read_column(codes, start, stop, scale, False, ids, values)
-        sound = count != BROKEN
-        for entry in range(count if sound else u8(0)):
-            sound &= u8(ids[entry]) < u8(reach)
-        if not sound:
-            continue
-        out[column] = i8(TO_CODE_ANEW)
-        if u8(keep) <= count <= u8(keep + keep // _LONGER) and count > u8(HEAD):
-            more = (more_ids, more_values, u8(more_ptr[column]), u8(more_ptr[column + u8(1)]))
-            end, out[column] = _append(codes, start, stop, scale, count, ids, values, more, longer, end)
-            ends[column] = i8(end)
-
-
-@helper
 def _holds_marked(count, ids, marked):
     """1 if one of ids[:count] is marked, or does not exist; or if `count` says that they could not be read."""
     if count == BROKEN:
@@ -160,29 +57,22 @@ def _holds_marked(count, ids, marked):
     return met
 
 
-@compiled(
-    void(*_SPANS, readonly(u1), readonly(f4), readonly(u1), writable(u1)),
-    void(*_SPANS, readonly(u4), readonly(u2), readonly(u1), writable(u1)),
-    void(*_SPANS, readonly(u4), readonly(f4), readonly(u1), writable(u1)),
-)
+@compiled(*(void(*columns, readonly(u1), writable(u1)) for columns in STORED))
 def meet_marked(starts, stops, entries, values, marked, out):
     """out[i] = 1 if column i holds the id of an element with marked[id] = 1, or cannot be read; else 0.
 
     The columns are those of `table`.
     """
-    longest = i8(0)
-    for column in range(u8(starts.shape[0])):
-        if lies_inside(starts, stops, entries, column):
-            longest = max(longest, stops[column] - starts[column])  # an entry has a byte at least
+    longest = longest_column(starts, stops, entries)
     ids, numbers = np.empty(longest, np.uint32), np.empty(longest, np.float64)
     for column in range(u8(starts.shape[0])):
         out[column] = u1(1)
         if not lies_inside(starts, stops, entries, column):
             continue
         # Most columns that a change concerns show it in their largest entries.
-        if _holds_marked(read_head(starts, stops, entries, values, column, ids, numbers), ids, marked):
+        if _holds_marked(read(starts, stops, entries, values, column, True, ids, numbers), ids, marked):
             continue
-        out[column] = _holds_marked(read(starts, stops, entries, values, column, ids, numbers), ids, marked)
+        out[column] = _holds_marked(read(starts, stops, entries, values, column, False, ids, numbers), ids, marked)
 
 
 @compiled(void(readonly(u4), readonly(u4), readonly(f4), writable(u4, 2), writable(f4, 2), writable(u4)))

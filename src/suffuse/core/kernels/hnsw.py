@@ -11,10 +11,9 @@ import mmap
 import numpy as np
 from numba import types
 
-from suffuse.core.kernels.checksums import PAGES, are_sound
-from suffuse.core.kernels.codes import EMPTY
-from suffuse.core.kernels.combine import slot_of
+from suffuse.core.kernels.checksums import PAGES, are_sound, rows_are_sound
 from suffuse.core.kernels.jit import compiled, f4, helper, i8, readonly, u4, u8, void, writable
+from suffuse.core.kernels.select import EMPTY, slot_of
 
 _LARGEST_ID = np.uint64(0x7FFFFFFF)
 _ZERO = np.uint32(0x80000000)
@@ -94,16 +93,6 @@ def _dots(queries, q, features, ids, count, fetch, sims):
 
 
 @helper
-def _rows_are_sound(pages, array, ids, count):
-    """Whether array[id] of all these ids is what was written."""
-    size = u8(array.shape[1]) * u8(array.itemsize)
-    for c in range(count):
-        if not are_sound(pages, u8(ids[c]) * size, (u8(ids[c]) + u8(1)) * size):
-            return False
-    return True
-
-
-@helper
 def _starts_are_sound(pages, upper_start, id):
     """Whether upper_start[id] and the next one are what was written."""
     size = u8(upper_start.itemsize)
@@ -115,9 +104,10 @@ def _descend(queries, q, features, upper_start, upper, entry, pages, fetch, fres
     """From the entry point to the nearest element that greedy steps reach on each upper level; EMPTY if broken."""
     of_features, _, of_starts, of_upper = pages
     n, size = u4(features.shape[0]), u8(upper.shape[1]) * u8(upper.itemsize)
+    row_size = u8(features.shape[1]) * u8(features.itemsize)
     fresh[0] = current = u4(entry)
     _dots(queries, q, features, fresh, u8(1), fetch, sims)
-    if not _rows_are_sound(of_features, features, fresh, u8(1)):
+    if not rows_are_sound(of_features, row_size, fresh, u8(1)):
         return EMPTY
     nearest = sims[0]
     if upper_start[u8(entry) + u8(1)] < upper_start[u8(entry)] or not _starts_are_sound(of_starts, upper_start, entry):
@@ -138,7 +128,7 @@ def _descend(queries, q, features, upper_start, upper, entry, pages, fetch, fres
             fresh[count] = upper[row, count]
             count += u8(1)
         _dots(queries, q, features, fresh, count, fetch, sims)
-        if not _rows_are_sound(of_features, features, fresh, count):
+        if not rows_are_sound(of_features, row_size, fresh, count):
             return EMPTY
         moved = False
         for c in range(count):
@@ -152,19 +142,12 @@ def _descend(queries, q, features, upper_start, upper, entry, pages, fetch, fres
 @helper
 def _insert(pool, size, candidate):
     """Where the candidate belongs in pool[:size], largest first; the smallest one falls out if the pool is full."""
-    low, high = u8(0), u8(size)
-    while low < high:
-        middle = (low + high) // u8(2)
-        if pool[middle] > candidate:
-            low = middle + u8(1)
-        else:
-            high = middle
     place = min(u8(size), u8(pool.shape[0]) - u8(1))
-    while place > low:
+    while place > u8(0) and pool[place - u8(1)] < candidate:
         pool[place] = pool[place - u8(1)]
         place -= u8(1)
-    pool[low] = candidate
-    return low
+    pool[place] = candidate
+    return place
 
 
 @helper
@@ -226,7 +209,7 @@ def search_hnsw(queries, features, links, upper_start, upper, copies, entry, pag
     Visited elements are kept in a hash table, so that a query costs what it visits and not what there is.
     """
     n, width, room = u4(features.shape[0]), u8(links.shape[1]), max(u8(ef), u8(1))
-    of_features, of_links = pages[0], pages[1]
+    of_features, of_links, row_size = pages[0], pages[1], u8(features.shape[1]) * u8(features.itemsize)
     longest = max(width, u8(upper.shape[1]), u8(1))
     fresh, sims = np.empty(longest, np.uint32), np.empty(longest, np.float32)
     pool, capacity = np.empty(room, np.uint64), u8(16)
@@ -267,7 +250,7 @@ def search_hnsw(queries, features, links, upper_start, upper, copies, entry, pag
             _dots(queries, q, features, fresh, count, fetch, sims)
             row = current * width * u8(links.itemsize)
             sound = sound and are_sound(of_links, row, row + width * u8(links.itemsize))
-            sound = sound and _rows_are_sound(of_features, features, fresh, count)
+            sound = sound and rows_are_sound(of_features, row_size, fresh, count)
             for c in range(count):
                 candidate = _candidate(sims[c], fresh[c])
                 if size < room or candidate > pool[size - u8(1)]:

@@ -32,6 +32,10 @@ def writable(dtype: types.Type, ndim: int = 1) -> types.Array:
     return types.Array(dtype, ndim, "C")
 
 
+# A graph: indptr, indices and weights.
+GRAPH = (readonly(u8), readonly(u4), readonly(f8))
+
+
 def compiled(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile for exactly these signatures; take the machine code from the cache where it is there."""
 

@@ -32,45 +32,47 @@ def _append(sim, id, keys, counts, floors, place):
     counts[place] = i8(count)
 
 
+@helper
+def _none_above(row, start, floors, first, is_own):
+    """Whether none of _LANES entries from `start` on is above floors[first], or, if each has its own, above that."""
+    above, floor = f4(0.0), floors[first]
+    if is_own:
+        for lane in range(u8(_LANES)):
+            above += f4(1.0) if row[start + lane] > floors[first + lane] else f4(0.0)
+    else:
+        for lane in range(u8(_LANES)):
+            above += f4(1.0) if row[start + lane] > floor else f4(0.0)
+    return above == f4(0.0)
+
+
+@helper
+def _keep_largest(sims, first_id, of_columns, keys, counts, floors):
+    width = u8(sims.shape[1])
+    for i in range(u8(sims.shape[0])):
+        row = sims[i]
+        for start in range(u8(0), width, u8(_LANES)):
+            stop = min(start + u8(_LANES), width)
+            if stop - start == u8(_LANES) and _none_above(row, start, floors, start if of_columns else i, of_columns):
+                continue
+            for j in range(start, stop):
+                place, other = (j, i) if of_columns else (i, j)
+                if row[j] > floors[place]:
+                    _append(row[j], u8(first_id) + other, keys, counts, floors, place)
+
+
 _LISTS = (writable(u8, 2), writable(i8), writable(f4))
 
 
 @compiled(void(readonly(f4, 2), i8, *_LISTS))
 def keep_largest_of_rows(sims, first_id, keys, counts, floors):
     """Enter sims[i, j] into list i under the id first_id + j; keys (m, 2 p), counts (m,), floors (m,)."""
-    width = u8(sims.shape[1])
-    for i in range(u8(sims.shape[0])):
-        row = sims[i]
-        for start in range(u8(0), width, u8(_LANES)):
-            stop = min(start + u8(_LANES), width)
-            if stop - start == u8(_LANES):
-                above, floor = f4(0.0), floors[i]
-                for lane in range(u8(_LANES)):
-                    above += f4(1.0) if row[start + lane] > floor else f4(0.0)
-                if above == f4(0.0):
-                    continue
-            for j in range(start, stop):
-                if row[j] > floors[i]:
-                    _append(row[j], u8(first_id) + j, keys, counts, floors, i)
+    _keep_largest(sims, first_id, False, keys, counts, floors)
 
 
 @compiled(void(readonly(f4, 2), i8, *_LISTS))
 def keep_largest_of_columns(sims, first_id, keys, counts, floors):
     """Enter sims[i, j] into list j under the id first_id + i; keys (n, 2 p), counts (n,), floors (n,)."""
-    width = u8(sims.shape[1])
-    for i in range(u8(sims.shape[0])):
-        row = sims[i]
-        for start in range(u8(0), width, u8(_LANES)):
-            stop = min(start + u8(_LANES), width)
-            if stop - start == u8(_LANES):
-                above = f4(0.0)
-                for lane in range(u8(_LANES)):
-                    above += f4(1.0) if row[start + lane] > floors[start + lane] else f4(0.0)
-                if above == f4(0.0):
-                    continue
-            for j in range(start, stop):
-                if row[j] > floors[j]:
-                    _append(row[j], u8(first_id) + i, keys, counts, floors, j)
+    _keep_largest(sims, first_id, True, keys, counts, floors)
 
 
 _FIRST = np.float32(np.inf)
@@ -137,3 +139,17 @@ def rank_pairs(queries, features, ids, own, best, out):
             similarity = signed_score(keys[place])
             best[q, place] = i4(id_of(keys[place]))
             out[q, place] = own_similarity if similarity == _FIRST else similarity
+
+
+@compiled(void(readonly(f4, 2), readonly(u4), writable(f4, 2)))
+def raise_to_best(sims, owners, out):
+    """out[owners[i], r] = max(out[owners[i], r], sims[i, r]).
+
+    One row per gallery region: the inner loop runs over the query's regions, which lie together in both arrays,
+    so owners may come in any order.
+    """
+    width = u8(sims.shape[1])
+    for i in range(u8(sims.shape[0])):
+        image = u8(owners[i])
+        for r in range(width):
+            out[image, r] = max(out[image, r], sims[i, r])

@@ -14,6 +14,8 @@ _SIGN = np.uint32(0x80000000)
 # Bits that are sorted by at once. Measured for 60 to 1,000 keys: 8 and 11 are slower, up to three times.
 _DIGIT_BITS = 9
 _DIGITS = 1 << _DIGIT_BITS
+# No id: ids are below it, so that it can stand for a free slot.
+EMPTY = np.uint32(0xFFFFFFFF)
 
 
 @helper
@@ -136,3 +138,12 @@ def write_largest(keys, count, ids, scores):
         ids[place] = id_of(keys[place])
         scores[place] = score_of(keys[place])
     return kept
+
+
+@helper
+def slot_of(id, slots, mask):
+    """Where `id` is in the hash table, or the free slot where it belongs (linear probing)."""
+    slot = (u8(id) * u8(0x9E3779B1)) & mask
+    while slots[slot] != EMPTY and slots[slot] != id:
+        slot = (slot + u8(1)) & mask
+    return slot

@@ -7,7 +7,7 @@ node stand side by side and fill one vector register, so that each entry that is
 import numpy as np
 from numba import types
 
-from suffuse.core.kernels.jit import compiled, f4, f8, helper, i8, in_lanes, readonly, u4, u8, void, writable
+from suffuse.core.kernels.jit import GRAPH, compiled, f4, f8, helper, i8, in_lanes, readonly, u4, u8, void, writable
 from suffuse.core.kernels.select import key_of, write_largest
 
 LANES = 8
@@ -128,27 +128,14 @@ def conjugate_gradients(block, size, ones, count, iterations, tolerance, vectors
 
 
 @in_lanes
-def new_vectors(size):
-    """x, residual, direction and image of `conjugate_gradients`, a row of eight for each node."""
-    shape = (size, LANES)
-    return (
-        np.empty(shape, np.float32),
-        np.empty(shape, np.float32),
-        np.empty(shape, np.float32),
-        np.empty(shape, np.float32),
-    )
+def _zeros(size):
+    return np.zeros((size, LANES), np.float32)
 
 
 @in_lanes
-def new_scalars():
-    """Its steps, curvature, squares before and after: one number for each lane."""
-    shape = (1, LANES)
-    return (
-        np.zeros(shape, np.float32),
-        np.zeros(shape, np.float32),
-        np.zeros(shape, np.float32),
-        np.zeros(shape, np.float32),
-    )
+def new_vectors(size):
+    """The vectors of `conjugate_gradients`, a row of eight for each node; of size 1, its scalars."""
+    return _zeros(size), _zeros(size), _zeros(size), _zeros(size)
 
 
 _OUTSIDE = np.uint32(0xFFFFFFFF)
@@ -177,12 +164,18 @@ def _slice_block(support, size, indptr, indices, weights, position, block):
 @helper
 def _conjugate_gradient(block, size, one, iterations, tolerance, vectors):
     """Solve (I - alpha S[J, J]) x = e_one, from x = 0; returns the norm of the residual (|e_one| = 1)."""
-    block_ptr, block_indices, block_weights = block
-    x, residual, direction, image = vectors
+    x, residual, direction, _ = vectors
     for i in range(size):
         x[i], residual[i], direction[i] = f8(0.0), f8(0.0), f8(0.0)
     residual[one], direction[one] = f8(1.0), f8(1.0)
-    squared = f8(1.0)
+    return _iterate(block, size, iterations, f8(1.0), tolerance * tolerance, vectors) ** 0.5
+
+
+@helper
+def _iterate(block, size, iterations, squared, target, vectors):
+    """Conjugate gradient, until |residual|^2, which is `squared` at first, is no more than `target`; returns it."""
+    block_ptr, block_indices, block_weights = block
+    x, residual, direction, image = vectors
     for _ in range(iterations):
         curvature = f8(0.0)
         for i in range(size):
@@ -191,7 +184,7 @@ def _conjugate_gradient(block, size, one, iterations, tolerance, vectors):
                 total -= block_weights[place] * direction[u8(block_indices[place])]
             image[i] = total
             curvature += total * direction[i]
-        if not curvature > f8(0.0):  # alpha so close to 1 that L_alpha is singular in float64
+        if not curvature > f8(0.0):  # the right side is zero, or alpha so near to 1 that L_alpha is singular in float64
             break
         step = squared / curvature
         previous, squared = squared, f8(0.0)
@@ -199,11 +192,11 @@ def _conjugate_gradient(block, size, one, iterations, tolerance, vectors):
             x[i] += step * direction[i]
             residual[i] -= step * image[i]
             squared += residual[i] * residual[i]
-        if squared <= tolerance * tolerance:
+        if squared <= target:
             break
         for i in range(size):
             direction[i] = residual[i] + squared / previous * direction[i]
-    return squared**0.5
+    return squared
 
 
 @helper
@@ -233,11 +226,10 @@ def _new_vectors(truncation):
     return np.empty(truncation), np.empty(truncation), np.empty(truncation), np.empty(truncation)
 
 
-_GRAPH = (readonly(u8), readonly(u4), readonly(f8))
 _COLUMNS = (writable(u4, 2), writable(f4, 2), writable(i8), writable(f8))
 
 
-@compiled(void(i8, i8, i8, types.boolean, readonly(u4, 2), readonly(i8), readonly(u4), *_GRAPH, i8, f8, f4, *_COLUMNS))
+@compiled(void(i8, i8, i8, types.boolean, readonly(u4, 2), readonly(i8), readonly(u4), *GRAPH, i8, f8, f4, *_COLUMNS))
 def solve_on_supports(
     start, stop, group, single, supports, sizes, names, indptr, indices, weights, iterations, tolerance, floor,
     rows, values, lengths, out,
@@ -254,7 +246,7 @@ def solve_on_supports(
     position = np.full(indptr.shape[0] - 1, _OUTSIDE, np.uint32)
     block, vectors = _new_block(indptr, widest), _new_vectors(widest)
     narrow = (block[0], block[1], np.empty(block[2].shape[0] if single else 0, np.float32))
-    lanes, scalars = new_vectors(widest if single else 0), new_scalars()
+    lanes, scalars = new_vectors(widest if single else 0), new_vectors(1)
     first, last, row = u8(start), u8(start), u8(0)
     while last < u8(stop):
         first, last = last, min(last + u8(group), u8(stop))
@@ -312,53 +304,29 @@ def _normalize_block(block, alpha):
 
 @helper
 def _solve(block, iterations, tolerance, y, x):
-    """Solve (I - alpha S) x = y by conjugate gradient, from x = 0, until |residual| <= tolerance |y|.
-
-    Unlike in `solve`, where y is a unit vector, it is any vector here, hence the tolerance is relative.
-    """
-    block_ptr, block_indices, block_weights = block
-    size = u8(y.shape[0])
-    residual, direction, image = np.empty(size), np.empty(size), np.empty(size)
-    squared = f8(0.0)
+    """Solve (I - alpha S) x = y by conjugate gradient, from x = 0, until |residual| <= tolerance |y|."""
+    size, squared = u8(y.shape[0]), f8(0.0)
+    residual, direction = np.empty(size), np.empty(size)
     for i in range(size):
         x[i], residual[i], direction[i] = f8(0.0), y[i], y[i]
         squared += y[i] * y[i]
-    target = tolerance * tolerance * squared
-    for _ in range(iterations):
-        curvature = f8(0.0)
-        for i in range(size):
-            total = direction[i]
-            for place in range(block_ptr[i], block_ptr[i + u8(1)]):
-                total -= block_weights[place] * direction[u8(block_indices[place])]
-            image[i] = total
-            curvature += total * direction[i]
-        if not curvature > f8(0.0):  # y is zero, or alpha is so close to 1 that L_alpha is singular in float64
-            break
-        step = squared / curvature
-        previous, squared = squared, f8(0.0)
-        for i in range(size):
-            x[i] += step * direction[i]
-            residual[i] -= step * image[i]
-            squared += residual[i] * residual[i]
-        if squared <= target:
-            break
-        for i in range(size):
-            direction[i] = residual[i] + squared / previous * direction[i]
+    vectors = (x, residual, direction, np.empty(size))
+    _iterate(block, size, iterations, squared, tolerance * tolerance * squared, vectors)
 
 
-@compiled(void(*_GRAPH, i8, f8, readonly(f8), writable(f8)))
+@compiled(void(*GRAPH, i8, f8, readonly(f8), writable(f8)))
 def diffuse_whole(indptr, indices, alpha_s, iterations, tolerance, y, out):
     """out = L_alpha^-1 y on the whole graph."""
     _solve((indptr, indices, alpha_s), iterations, tolerance, y, out)
 
 
-@compiled(void(readonly(u4), *_GRAPH, i8, f8, readonly(f8), writable(f8)))
+@compiled(void(readonly(u4), *GRAPH, i8, f8, readonly(f8), writable(f8)))
 def diffuse_late(support, indptr, indices, alpha_s, iterations, tolerance, y, out):
     """out = L_alpha[J, J]^-1 y: the slice of the normalised graph."""
     _solve(_sliced(support, indptr, indices, alpha_s), iterations, tolerance, y, out)
 
 
-@compiled(void(readonly(u4), *_GRAPH, f8, i8, f8, readonly(f8), writable(f8)))
+@compiled(void(readonly(u4), *GRAPH, f8, i8, f8, readonly(f8), writable(f8)))
 def diffuse_early(support, indptr, indices, affinity, alpha, iterations, tolerance, y, out):
     """out = (I - alpha S_J)^-1 y, where S_J normalises the slice A[J, J] by the degrees within it."""
     block = _sliced(support, indptr, indices, affinity)

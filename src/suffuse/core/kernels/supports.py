@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from suffuse.core.kernels.codes import BROKEN, lies_inside, read, read_head
-from suffuse.core.kernels.jit import compiled, f4, f8, helper, i8, in_lanes, readonly, u1, u2, u4, u8, void, writable
+from suffuse.core.kernels.codes import BROKEN, STORED, lies_inside, longest_column, read
+from suffuse.core.kernels.jit import GRAPH, compiled, f4, f8, helper, i8, in_lanes, readonly, u1, u4, u8, void, writable
 from suffuse.core.kernels.select import id_of, key_of, largest_first
 from suffuse.core.kernels.solve import LANES, add_product, in_all, lanes_of, write_lanes
 
@@ -111,7 +111,10 @@ def new_scratch(nodes, truncation):
     )
 
 
-@compiled(void(i8, i8, i8, readonly(u8), readonly(u4), readonly(f8), i8, writable(u4, 2), writable(i8)))
+_SUPPORTS = (i8, writable(u4, 2), writable(i8))
+
+
+@compiled(void(i8, i8, i8, *GRAPH, *_SUPPORTS))
 def walk_supports(start, stop, group, indptr, indices, weights, steps, supports, out):
     """The supports of the nodes start..stop, one for each `group` of them in a row; out = how many nodes there are.
 
@@ -133,11 +136,6 @@ def walk_supports(start, stop, group, indptr, indices, weights, steps, supports,
 _TOO_NEW = 0.25
 # The share of a support that they have to find: less is too little, as of columns that keep only a few entries.
 _TOO_FEW = 0.5
-
-_GROUPS = (i8, i8, i8, i8, readonly(u4), readonly(u4))
-_ALPHA_S = (readonly(u8), readonly(u4), readonly(f8))
-_SPANS = (readonly(i8), readonly(i8))
-_SUPPORTS = (i8, writable(u4, 2), writable(i8))
 
 
 @helper
@@ -212,7 +210,7 @@ def _add_column(element, whole, shares, number, columns, room, mass, met, reache
     ids, numbers = room
     if not lies_inside(columns[0], columns[1], columns[2], element):
         return BROKEN
-    length = read(*columns, element, ids, numbers) if whole else read_head(*columns, element, ids, numbers)
+    length = read(*columns, element, not whole, ids, numbers)
     if length == BROKEN:
         return BROKEN
     for entry in range(length):
@@ -300,10 +298,7 @@ def _support(first, last, order, number, graph, columns, room, asked, lanes, tru
 def _new_room(group, whole, indptr, starts, stops, entries):
     """Room for any one column; for the shares of those that a group asks for; and for the masses of its members."""
     nodes, known = indptr.shape[0] - 1, starts.shape[0]
-    longest, widest = i8(0), u8(0)
-    for column in range(u8(known)):
-        if lies_inside(starts, stops, entries, column):
-            longest = max(longest, stops[column] - starts[column])  # an entry has a byte at least
+    longest, widest = longest_column(starts, stops, entries), u8(0)
     for node in range(u8(nodes)):
         widest = max(widest, indptr[node + u8(1)] - indptr[node])
     most = u8(group) * (widest + u8(1)) + u8(1)
@@ -324,11 +319,7 @@ def _new_room(group, whole, indptr, starts, stops, entries):
     return room, asked, lanes
 
 
-@compiled(
-    void(*_GROUPS, *_ALPHA_S, *_SPANS, readonly(u1), readonly(f4), *_SUPPORTS),
-    void(*_GROUPS, *_ALPHA_S, *_SPANS, readonly(u4), readonly(u2), *_SUPPORTS),
-    void(*_GROUPS, *_ALPHA_S, *_SPANS, readonly(u4), readonly(f4), *_SUPPORTS),
-)
+@compiled(*(void(i8, i8, i8, i8, readonly(u4), readonly(u4), *GRAPH, *columns, *_SUPPORTS) for columns in STORED))
 def known_supports(
     start, stop, group, whole, order, number, indptr, indices, weights, starts, stops, entries, values, steps, supports,
     out,
