@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import bars, growth, likeness, measure, offline_bars, online_bars, references, start_bars, worker
+from benchmarks import bars, growth, likeness, measure, net, offline_bars, online_bars, references, start_bars, worker
 from benchmarks.subjects import Bench, column_bytes, samples, subject
 from tests.support import reference
 
+import suffuse
 from suffuse.core.columns import group_size
 from suffuse.core.graph import order_along, reorder
 from suffuse.core.neighbors import nearest, nearest_to_rows
@@ -243,3 +244,23 @@ def test_growth_is_measured_size_by_size_and_tabled_from_what_is_there(bench, mo
     (fit,) = growth.exponent_table(runs).splitlines()[2:]
     assert "synthetic, d=24, k 10, keep 20" in fit
     assert "150, 300" in fit
+
+
+@pytest.mark.parametrize("kind", net.KINDS)
+def test_the_net_finds_the_same_bytes_and_hits_whoever_builds(kind, tmp_path):
+    world, hashes = net.World(kind, "tiny"), []
+    rows, owners, items = world.rows(0, world.count)
+    more, more_owners, more_items = world.rows(world.count, 11)
+    for jobs in (1, 2):
+        path, found = tmp_path / f"{jobs}.index", net.Net()
+        with suffuse.build(rows, path, world.params, owners=owners, names=items, jobs=jobs) as index:
+            net.searched(found, "built", path, world)
+            index.add(more, names=more_items, owners=more_owners)
+            index.remove([1, 2])
+            found.note_files("changed", path)
+            net.searched(found, "changed", path, world)
+            index.compact()
+            found.note_files("compacted", path)
+        hashes.append(found.hashes)
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0]) > 30
