@@ -176,11 +176,11 @@ def _client(where: Any, **options: Any) -> Iterator[Any]:
     from starlette.testclient import TestClient
 
     try:
-        from suffuse.server import create_app
-    except ImportError:  # version 0.1
-        from suffuse.server import create_app
+        server = importlib.import_module("suffuse.server")
+    except ImportError:
+        server = importlib.import_module("suffuse.service")  # its name in version 0.1
 
-    with TestClient(create_app(where, **options), raise_server_exceptions=False) as client:
+    with TestClient(server.create_app(where, **options), raise_server_exceptions=False) as client:
         yield client
 
 
