@@ -16,7 +16,7 @@ from suffuse.research.datasets import read_folder
 from suffuse.research.methods import Setting, Workshop
 from suffuse.store.files import write_json
 
-METHODS = ("knn", "aqe", "online", "online-early", "online-late", "features", "graph", "refined")
+METHODS = ("knn", "aqe", "online", "online-early", "online-late", "paper", "graph", "refined")
 WHITENINGS: dict[str, dict[str, Any]] = {
     "as they are": {},
     "512, power 0.5": {"whiten": 512, "whiten_power": 0.5},

@@ -16,6 +16,7 @@ VERBS = (
     "replace",
     "remove",
     "compact",
+    "upgrade",
     "images",
     "extract",
     "serve",

@@ -53,15 +53,15 @@ def test_build_then_search_as_json_lines(suffuse, folder, tmp_path):
 
 def test_options_reach_the_index(suffuse, folder, tmp_path):
     arguments = (
-        "--k 9 --alpha 0.9 --gamma 2 --support features --truncation 50 --keep 30 --whiten 8 --whiten-power 0.5"
-        " --values float32 --iterations 7 --tolerance 0.001 --jobs 1 --with-graph"
+        "--k 9 --graph paper --alpha 0.9 --gamma 2 --support features --truncation 50 --keep 30 --whiten 8"
+        " --whiten-power 0.5 --values float32 --iterations 7 --tolerance 0.001 --jobs 1 --with-graph"
     )
     code, _, _ = suffuse("build", folder / "features.npy", "-o", tmp_path / "a.index", *arguments.split())
     assert code == 0
     code, out, _ = suffuse("info", tmp_path / "a.index", "--json")
     assert json.loads(out)["params"] == {
-        "k": 9, "alpha": 0.9, "gamma": 2.0, "support": "features", "truncation": 50, "keep": 30, "whiten": 8,
-        "whiten_power": 0.5, "values": "float32", "iterations": 7, "tolerance": 0.001, "pool": "sum",
+        "k": 9, "graph": "paper", "alpha": 0.9, "gamma": 2.0, "support": "features", "truncation": 50, "keep": 30,
+        "whiten": 8, "whiten_power": 0.5, "values": "float32", "iterations": 7, "tolerance": 0.001, "pool": "sum",
         "graph_search": "exact", "support_search": "exact", "seed_search": "exact", "probes": 32, "ef": 128,
         "with_graph": True, "with_lists": True,
     }  # fmt: skip

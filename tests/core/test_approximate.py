@@ -20,7 +20,7 @@ from suffuse.core import Damaged
 from suffuse.core import ann as approximate
 from suffuse.core.blas import load_faiss
 from suffuse.core.columns import solve_columns
-from suffuse.core.graph import affinity, transition
+from suffuse.core.graph import affinity, transition_of
 from suffuse.core.neighbors import Neighbors, nearest_to_rows
 from suffuse.core.params import Params
 from suffuse.errors import IndexMissing
@@ -222,7 +222,7 @@ def test_a_damaged_file_is_named(features, tmp_path):
 @pytest.mark.parametrize("values", ["float16", "float32"])
 def test_a_column_on_a_short_support_is_solved_on_what_was_found(features, tmp_path, values):
     params = Params(k=10, truncation=200, keep=200, support="features", values=values, tolerance=1e-9, iterations=500)
-    s = transition(affinity(nearest_to_rows(features, 0, N, params.k), params.gamma))
+    s = transition_of(nearest_to_rows(features, 0, N, params.k), params)
     alpha_s = s._replace(weights=params.alpha * s.weights)
     find = finder(tmp_path, features, "ivfadc", Params(probes=2))
     solved = solve_columns(alpha_s, 100, 140, params, features, find=find)

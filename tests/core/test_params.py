@@ -44,6 +44,8 @@ EXPONENT = "a number above 0 and at most 100"
         ("gamma", 0, EXPONENT),
         ("gamma", 101, EXPONENT),
         ("gamma", 10**400, EXPONENT),
+        ("graph", "x", "'local' or 'paper'"),
+        ("graph", None, "'local' or 'paper'"),
         ("support", "x", "'graph' or 'features'"),
         ("support", None, "'graph' or 'features'"),
         ("support", ["graph"], "'graph' or 'features'"),
@@ -104,6 +106,7 @@ def test_a_refusal_is_a_suffuse_error_and_a_value_error():
         ("keep", 1),
         ("iterations", 1),
         ("values", "float32"),
+        ("graph", "paper"),
         ("support", "features"),
         ("graph_search", "ivfadc"),
         ("support_search", "hnsw"),
@@ -147,6 +150,7 @@ def parameters(draw):
         whole = draw(st.sampled_from([np.int16, np.int64, np.uint16]))
         wide = {name: whole(value) if isinstance(value, int) else np.float64(value) for name, value in wide.items()}
     texts = {
+        "graph": draw(st.sampled_from(["local", "paper"])),
         "support": draw(st.sampled_from(["graph", "features"])),
         "values": draw(st.sampled_from(["uint8", "float16", "float32"])),
         "pool": draw(st.sampled_from(["sum", "none"])),
@@ -177,15 +181,16 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
 
 def test_an_unknown_name_is_refused_and_the_known_ones_are_listed():
     with pytest.raises(
-        InvalidParams, match="unknown parameter 'kk'; known are: alpha, ef, gamma, graph_search, iterations, k, keep"
+        InvalidParams,
+        match="unknown parameter 'kk'; known are: alpha, ef, gamma, graph, graph_search, iterations, k, keep",
     ):
         Params.from_dict(Params().to_dict() | {"kk": 3})
 
 
 # Parameters that came later, with the values that describe the indexes from before.
 LATER = {
-    "pool": "none", "graph_search": "exact", "support_search": "exact", "seed_search": "exact", "probes": 32, "ef": 128,
-    "with_graph": False, "with_lists": False,
+    "graph": "paper", "pool": "none", "graph_search": "exact", "support_search": "exact", "seed_search": "exact",
+    "probes": 32, "ef": 128, "with_graph": False, "with_lists": False,
 }  # fmt: skip
 
 
@@ -223,11 +228,12 @@ def test_parameters_are_frozen_and_given_by_name_only():
 def test_the_defaults_are_the_ones_that_the_documentation_promises():
     assert Params().to_dict() == {
         "k": 50,
+        "graph": "local",
         "alpha": 0.99,
         "gamma": 3.0,
         "support": "graph",
         "truncation": 1000,
-        "keep": 500,
+        "keep": 400,
         "iterations": 100,
         "tolerance": 1e-4,
         "whiten": None,

@@ -9,30 +9,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.data import curves, network, seeds_of_rng
-from tests.support.indexes import OWNERS, D, N, build_and_open, stored_columns
+from tests.support.indexes import OWNERS, D, N, build_and_open, count_far, stored_columns
 
 import suffuse
 from suffuse import Index, InvalidInput, Params
 from suffuse.core import Damaged
-from suffuse.core.graph import affinity, transition
+from suffuse.core.graph import transition_of
 from suffuse.core.neighbors import nearest_to_rows
 from suffuse.index.explain import NO_GRAPH, NO_PATH, explain, strongest_chain
-from suffuse.index.search import NEGATIVE, compose, find_seeds, search
+from suffuse.index.search import compose, find_seeds, search
 
 ALPHA = 0.9
 
 
-@pytest.fixture(scope="module", params=["uint8", "float16", "float32"])
+@pytest.fixture(scope="module", params=["local-uint8", "local-float16", "local-float32", "paper-uint8"])
 def index(request, tmp_path_factory):
     features = curves(np.random.default_rng(2), N, D)
-    params = Params(k=8, truncation=60, keep=30, values=request.param)
+    graph, values = request.param.split("-")
+    params = Params(graph=graph, k=8, truncation=60, keep=30, values=values)
     return build_and_open(features, tmp_path_factory.mktemp("explain"), params)
 
 
 def graph_of(index):
     """S as the index would hold it."""
-    indptr, indices, weights = transition(
-        affinity(nearest_to_rows(index.features, 0, len(index.features), index.params.k), index.params.gamma)
+    indptr, indices, weights = transition_of(
+        nearest_to_rows(index.features, 0, len(index.features), index.params.k), index.params
     )
     return SimpleNamespace(
         indptr=indptr.astype(np.int64), indices=indices.astype(np.int32), weights=weights.astype(np.float32)
@@ -52,11 +53,17 @@ def test_contributions_are_the_parts_of_the_plain_score(index, positive, negativ
     y = y_of(index, positive, negative)
     found = search(index.now, compose(index.now, positive, negative), top=N, seeds=5, refine=0)
     columns, checked = stored_columns(index), 0
-    for item, score in zip(found.ids.tolist(), found.scores.tolist(), strict=True):
+    named = [*positive, *negative]
+    sims = reference.similarities(index.features[named].repeat(5, axis=0), index.features)[np.arange(len(y.ids)), y.ids]
+    near = sum(f > 0 and id not in named for id, f in enumerate(columns[:, y.ids] @ y.weights))
+    far = count_far(index, *found, near, y.ids, y.weights, named) if index.params.graph == "local" else 0
+    assert np.count_nonzero(found.scores) == near + far
+    for place, (item, score) in enumerate(zip(found.ids.tolist(), found.scores.tolist(), strict=True)):
         told = explain(index.now, y, item)
-        assert told.score == pytest.approx(score, rel=1e-5, abs=1e-9) or (score == 0 and told.score <= 0)
-        if score == 0:
+        if place >= near:  # by districts or by cosine: columns give nothing, or less than nothing
+            assert told.score <= 0
             continue
+        assert told.score == pytest.approx(score, rel=1e-5, abs=1e-9)
         checked += 1
         assert sum(one.share for one in told.contributions) == pytest.approx(1, rel=1e-9)
         amounts = [one.amount for one in told.contributions]
@@ -67,9 +74,7 @@ def test_contributions_are_the_parts_of_the_plain_score(index, positive, negativ
             assert one.entry == pytest.approx(columns[item, one.seed], rel=1e-6)
             assert one.amount == pytest.approx(weight * columns[item, one.seed], rel=1e-6)
             assert np.sign(one.share) == np.sign(one.weight)
-            assert one.similarity == pytest.approx(
-                (np.abs(y.weights) / np.where(y.weights < 0, NEGATIVE, 1))[y.ids == one.seed].max() ** (1 / 3)
-            )
+            assert one.similarity == pytest.approx(sims[y.ids == one.seed].max(), rel=1e-6)
         expected = [s for s in np.unique(y.ids).tolist() if columns[item, s] * y.weights[y.ids == s].sum()]
         assert sorted(one.seed for one in told.contributions) == expected
     assert checked > 5

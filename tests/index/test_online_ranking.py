@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.data import clusters, duplicated, scattered, seeds_of_rng, unit
-from tests.support.indexes import SHORT, WHOLE, D, N, build_and_open, exact_columns, same_hits, stored_columns
+from tests.support.indexes import (
+    SHORT,
+    WHOLE,
+    D,
+    N,
+    build_and_open,
+    count_far,
+    exact_columns,
+    same_hits,
+    stored_columns,
+)
 
 import suffuse
 
@@ -26,7 +36,7 @@ def test_without_truncation_search_is_exact_diffusion(tmp_path, support, seeds):
     columns = exact_columns(features, WHOLE)
     hits = index.search(queries, top=N, seeds=seeds, refine=0)
     for q in range(6):
-        f = reference.diffuse(queries[q : q + 1], features, columns, min(seeds, N), WHOLE.gamma)
+        f = reference.diffuse(queries[q : q + 1], features, columns, min(seeds, N), WHOLE)
         reached = np.flatnonzero(f > 1e-6)
         expected = reached[np.argsort(-f[reached], kind="stable")]
         assert len(expected) > 10
@@ -41,7 +51,7 @@ def test_search_is_the_weighted_sum_of_the_stored_columns(tmp_path, gallery, val
     columns = stored_columns(index)
     hits = index.search(queries, top=7, seeds=4, refine=0)
     for q in range(8):
-        f = reference.diffuse(queries[q : q + 1], gallery, columns, 4, SHORT.gamma)
+        f = reference.diffuse(queries[q : q + 1], gallery, columns, 4, SHORT)
         expected = reference.largest(f, 7)
         assert hits.ids[q, : len(expected)].tolist() == expected
         np.testing.assert_allclose(hits.scores[q, : len(expected)], f[expected], rtol=1e-6)
@@ -51,8 +61,8 @@ def test_gamma_weighs_the_seeds(tmp_path, gallery):
     query = scattered(np.random.default_rng(1), 1, D)
     for gamma in (1.0, 6.0):
         (tmp_path / str(gamma)).mkdir()
-        index = build_and_open(gallery, tmp_path / str(gamma), dataclasses.replace(SHORT, gamma=gamma))
-        f = reference.diffuse(query, gallery, stored_columns(index), 10, gamma)
+        index = build_and_open(gallery, tmp_path / str(gamma), dataclasses.replace(SHORT, graph="paper", gamma=gamma))
+        f = reference.diffuse(query, gallery, stored_columns(index), 10, index.params)
         assert index.search(query, top=1, refine=0).scores[0, 0] == pytest.approx(f.max(), rel=1e-6)
 
 
@@ -134,11 +144,16 @@ def test_a_full_ranking_has_everyone_once_reached_first_then_the_rest_by_cosine(
     query = scattered(np.random.default_rng(seed), 1, D)
     hits = short_index.search(query, top=len(short_index), seeds=seeds)
     ids, scores = hits.ids[0], hits.scores[0]
-    reached = np.count_nonzero(scores)
+    y = reference.seeds_of(query, gallery, seeds, SHORT)
+    by_columns = np.flatnonzero(reference.combine(*y, stored_columns(short_index)))
+    near = len(by_columns)
+    reached = near + count_far(short_index, ids, scores, near, *y)
     assert sorted(ids.tolist()) == list(range(N))
-    assert reached < N
+    assert near < N
+    assert sorted(ids[:near].tolist()) == by_columns.tolist()
     assert (np.diff(scores) <= 0).all()
     assert (scores[:reached] > 0).all()
+    assert not scores[reached:].any()
     by_cosine = reference.nearest(query, gallery, N)[0][0]
     assert ids[reached:].tolist() == [i for i in by_cosine if i not in set(ids[:reached].tolist())]
 

@@ -6,7 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.data import clusters, scattered, seeds_of_rng
-from tests.support.indexes import OWNERS, SHORT, WHOLE, D, N, build_and_open, exact_columns, same_hits, stored_columns
+from tests.support.indexes import (
+    OWNERS,
+    SHORT,
+    WHOLE,
+    D,
+    N,
+    build_and_open,
+    count_far,
+    exact_columns,
+    same_hits,
+    stored_columns,
+)
 
 import suffuse
 
@@ -22,7 +33,7 @@ def test_the_score_of_an_image_is_the_sum_over_its_regions(regional_index, galle
     columns = stored_columns(regional_index)
     assert hits.ids.shape == (3, 28)
     for q in range(3):
-        f = reference.diffuse(regions[owners == q], gallery, columns, 4, SHORT.gamma, OWNERS, 28)
+        f = reference.diffuse(regions[owners == q], gallery, columns, 4, SHORT, OWNERS, 28)
         expected = reference.largest(f, 28)
         assert 5 < len(expected) < 25
         assert hits.ids[q, : len(expected)].tolist() == expected
@@ -36,7 +47,7 @@ def test_the_score_of_an_image_is_the_sum_over_its_regions(regional_index, galle
 def test_there_may_be_more_seeds_than_images(regional_index, gallery):
     region = scattered(np.random.default_rng(8), 1, D)
     hits = regional_index.search(region, top=10, seeds=40)
-    f = reference.diffuse(region, gallery, stored_columns(regional_index), 40, SHORT.gamma, OWNERS, 28)
+    f = reference.diffuse(region, gallery, stored_columns(regional_index), 40, SHORT, OWNERS, 28)
     assert hits.ids[0].tolist() == reference.largest(f, 10)
     np.testing.assert_allclose(hits.scores[0], np.sort(f)[::-1][:10], rtol=1e-6)
 
@@ -45,7 +56,7 @@ def test_without_truncation_regions_diffuse_exactly(tmp_path):
     rng = np.random.default_rng(4)
     features, regions = clusters(rng, N, D, spread=0.8), clusters(rng, 5, D, spread=2.0)
     index = build_and_open(features, tmp_path, WHOLE, owners=OWNERS)
-    f = reference.diffuse(regions, features, exact_columns(features, WHOLE), 10, WHOLE.gamma, OWNERS, 25)
+    f = reference.diffuse(regions, features, exact_columns(features, WHOLE), 10, WHOLE, OWNERS, 25)
     hits = index.search(regions, top=25, owners=np.zeros(5, int), refine=0)
     assert hits.ids[0].tolist() == np.argsort(-f).tolist()
     np.testing.assert_allclose(hits.scores[0], np.sort(f)[::-1], rtol=1e-4)
@@ -82,12 +93,15 @@ def test_a_query_of_several_vectors_searches_an_index_of_images(short_index, gal
     diffused = short_index.search(regions, top=N, seeds=4, owners=owners, refine=0)
     plain = short_index.search(regions, top=N, method="knn", owners=owners, refine=0)
     for q in range(2):
-        f = reference.diffuse(regions[owners == q], gallery, stored_columns(short_index), 4, SHORT.gamma)
-        expected = reference.largest(f, N)
+        y = reference.seeds_of(regions[owners == q], gallery, 4, SHORT)
+        expected = reference.largest(reference.combine(*y, stored_columns(short_index)), N)
         assert diffused.ids[q, : len(expected)].tolist() == expected
+        reached = len(expected) + count_far(short_index, *diffused[q], len(expected), *y)
+        assert len(expected) < reached < N
+        assert not diffused.scores[q, reached:].any()
         sums = reference.similarities(regions[owners == q], gallery).sum(axis=0)
         assert plain.ids[q].tolist() == np.argsort(-sums, kind="stable").tolist()
-        assert diffused.ids[q, len(expected) :].tolist() == [i for i in plain.ids[q] if i not in expected]
+        assert diffused.ids[q, reached:].tolist() == [i for i in plain.ids[q] if i not in diffused.ids[q, :reached]]
 
 
 @pytest.mark.parametrize("method", ["diffusion", "knn"])

@@ -1,12 +1,14 @@
 """Bring your own k-NN: `Index.combine` makes hits of seeds that another search found."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.data import scattered, seeds_of_rng
-from tests.support.indexes import SHORT, D, N, same_hits, stored_columns
+from tests.support.indexes import SHORT, D, N, build_and_open, count_far, same_hits, stored_columns
 
 from suffuse import Hits
 from suffuse.core.neighbors import nearest
@@ -25,12 +27,16 @@ def test_own_seeds_give_what_search_gives(short_index, seed, m, seeds, refine):
     np.testing.assert_array_equal(hits.scores, np.where(reached, expected.scores, 0))
 
 
-def test_seeds_from_anywhere_are_weighed_by_their_similarity(short_index):
+@pytest.mark.parametrize("graph", ["local", "paper"])
+def test_seeds_from_anywhere_are_weighed_by_their_similarity(gallery, tmp_path, graph):
+    index = build_and_open(gallery, tmp_path, dataclasses.replace(SHORT, graph=graph))
     ids, sims = np.array([[40, 3, 71], [5, 5, 6]], np.uint16), np.array([[0.9, 0.4, -0.3], [1, 2, 3]], np.float16)
-    hits = short_index.combine(ids, sims, top=6, refine=0)
-    columns = stored_columns(short_index)
+    hits = index.combine(ids, sims, top=6, refine=0)
+    columns = stored_columns(index)
     for q in range(2):
-        f = columns[:, ids[q]] @ np.maximum(sims[q].astype(float), 0) ** SHORT.gamma
+        nearest_first = np.argsort(-sims[q], kind="stable")  # whatever the order in which they were given
+        seeds, similar = ids[q, nearest_first], sims[q, nearest_first]
+        f = reference.combine(seeds, reference.seed_weights(seeds, similar, gallery, index.params), columns)
         expected = reference.largest(f, 6)
         assert hits.ids[q, : len(expected)].tolist() == expected
         np.testing.assert_allclose(hits.scores[q, : len(expected)], f[expected], rtol=1e-6)
@@ -41,8 +47,10 @@ def test_what_diffusion_does_not_reach_is_not_ranked(short_index):
     column = np.flatnonzero(stored_columns(short_index)[:, 7])
     assert 1 < len(column) < N
     assert sorted(hits.ids[0, : len(column)]) == column.tolist()
-    assert (hits.ids[0, len(column) :] == -1).all()
-    assert (hits.scores[0, len(column) :] == 0).all()
+    reached = len(column) + count_far(short_index, *hits[0], len(column), [7], [1.0])
+    assert len(column) < reached < N
+    assert (hits.ids[0, reached:] == -1).all()
+    assert (hits.scores[0, reached:] == 0).all()
 
 
 def test_a_place_where_nothing_was_found_counts_for_nothing(short_index):

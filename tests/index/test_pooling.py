@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import reference
 from tests.support.damage import change_array, put
 from tests.support.data import clusters
 from tests.support.indexes import stored_columns
@@ -13,7 +14,6 @@ from tests.support.indexes import stored_columns
 import suffuse
 from suffuse import Index, IndexBroken, InvalidParams, Params
 from suffuse.core.kernels.codes import pool_columns
-from suffuse.core.neighbors import nearest
 
 WHOLE = Params(k=8, truncation=90, keep=90, values="float32")
 OWNERS = np.random.default_rng(1).integers(0, 30, 90)
@@ -113,11 +113,9 @@ def test_other_poolings_join_the_scores_of_regions(indexes, regions, pooling):
     index = indexes["none"]
     queries, owners = regions[[3, 40, 7, 8]], np.array([0, 0, 1, 1])
     hits = index.search(queries, top=30, seeds=4, owners=owners, pooling=pooling)
-    columns = stored_columns(index).T
-    found = nearest(index.prepare(queries), index.features, 4)
+    columns = stored_columns(index)
     for q in range(2):
-        own = slice(2 * q, 2 * q + 2)
-        f = (np.maximum(found.sims[own], 0).ravel().astype(float) ** 3) @ columns[found.ids[own].ravel()]
+        f = reference.diffuse(index.prepare(queries[owners == q]), index.features, columns, 4, index.params)
         scores = np.zeros(30)
         for image in range(30):
             members = np.flatnonzero(image == OWNERS)
@@ -166,8 +164,7 @@ def test_a_second_look_at_images_compares_the_roots(indexes, regions):
     index, (columns, roots) = indexes["sum"], image_vectors_slowly(indexes["sum"])
     queries, owners = regions[[3, 40, 7]], np.array([0, 0, 0])
     hits = index.search(queries, top=30, seeds=4, owners=owners, refine=30)
-    found = nearest(index.prepare(queries), index.features, 4)
-    f = np.sqrt((np.maximum(found.sims, 0).ravel().astype(float) ** 3) @ columns[found.ids.ravel()])
+    f = np.sqrt(reference.diffuse(index.prepare(queries), index.features, columns.T, 4, index.params))
     cosines = roots @ f / np.linalg.norm(f) / np.maximum(np.linalg.norm(roots, axis=1), 1e-30)
     reached = hits.ids[0][hits.scores[0] > 0]
     np.testing.assert_allclose(hits.scores[0, : len(reached)], cosines[reached], rtol=1e-3)

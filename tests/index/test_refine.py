@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import reference
 from tests.support.data import curves
-from tests.support.indexes import stored_column
+from tests.support.indexes import count_far, stored_column
 
 import suffuse
 import suffuse.index.search
@@ -38,7 +39,8 @@ def refined_slowly(index, query, refine, depth):
     """Rank by f, then the first `refine` by cos(f, their column cut to its `depth` largest entries)."""
     matrix = columns(index)
     seeds = nearest(index.prepare(query[None]), index.features, 10)
-    f = (np.maximum(seeds.sims[0], 0).astype(float) ** index.params.gamma) @ matrix[seeds.ids[0]]
+    weights = reference.seed_weights(seeds.ids[0], seeds.sims[0], index.features, index.params)
+    f = weights @ matrix[seeds.ids[0]]
     order = np.lexsort((np.arange(N), -f.astype(np.float32)))
     candidates = order[f[order] > 0][:refine]
     own = columns(index, depth)[candidates]
@@ -48,13 +50,23 @@ def refined_slowly(index, query, refine, depth):
 @pytest.mark.parametrize("depth", [5, 100])
 def test_scores_are_the_cosine_with_the_candidates_own_column(index, monkeypatch, depth):
     monkeypatch.setattr(suffuse.index.search, "REFINE_DEPTH", depth)
+    lengths = []
     for query in np.random.default_rng(3).standard_normal((5, 10)):
         hits = index.search(query[None], top=20, refine=20)
         candidates, cosines = refined_slowly(index, query, 20, depth)
-        assert set(hits.ids[0]) == set(candidates)
+        lengths.append(reached := len(candidates))
+        assert set(hits.ids[0, :reached]) == set(candidates)
         expected = dict(zip(candidates.tolist(), cosines, strict=True))
-        np.testing.assert_allclose(hits.scores[0], [expected[i] for i in hits.ids[0].tolist()], rtol=1e-4)
+        scores = [expected[i] for i in hits.ids[0, :reached].tolist()]
+        np.testing.assert_allclose(hits.scores[0, :reached], scores, rtol=1e-4)
         assert (np.diff(hits.scores[0]) <= 0).all()
+        if reached < 20:  # then the columns of the seeds end, and the ranking goes on as every other
+            whole = index.search(query[None], top=N, refine=20)
+            np.testing.assert_array_equal(hits.ids[0], whole.ids[0, :20])
+            np.testing.assert_array_equal(hits.scores[0], whole.scores[0, :20])
+            y = reference.seeds_of(index.prepare(query[None]), index.features, 10, index.params)
+            assert np.count_nonzero(whole.scores) == reached + count_far(index, *whole[0], reached, *y)
+    assert lengths.count(20) >= 4
 
 
 @settings(deadline=None, max_examples=25)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import reference
 from tests.support.data import curves, scattered
-from tests.support.indexes import D, N, build_and_open, stored_column, stored_columns
+from tests.support.indexes import D, N, build_and_open, count_far, stored_column, stored_columns
 
 import suffuse
 from suffuse import Index, InvalidInput, InvalidParams, Params
@@ -37,12 +37,18 @@ def pooled_index(gallery, tmp_path_factory):
     return Index.open(path)
 
 
+def signed_seeds(index, positive, negative, seeds=5):
+    """(ids, weights) of y: the seeds of what is wanted, then those of what is not."""
+    ids, weights = reference.seeds_of(index.features[[*positive, *negative]], index.features, seeds, index.params)
+    return ids, weights * np.repeat([1, -NEGATIVE], [seeds * len(positive), seeds * len(negative)])
+
+
 def signed_sum(index, positive, negative, seeds=5):
     """f as a dense vector over images."""
-    columns, gamma, n = stored_columns(index), index.params.gamma, len(index)
+    columns, params, n = stored_columns(index), index.params, len(index)
     assert index.owners is None
-    plus = sum(reference.diffuse(index.features[[i]], index.features, columns, seeds, gamma) for i in positive)
-    minus = sum((reference.diffuse(index.features[[i]], index.features, columns, seeds, gamma) for i in negative), 0)
+    plus = sum(reference.diffuse(index.features[[i]], index.features, columns, seeds, params) for i in positive)
+    minus = sum((reference.diffuse(index.features[[i]], index.features, columns, seeds, params) for i in negative), 0)
     f = plus - NEGATIVE * minus
     assert f.shape == (n,)
     return f
@@ -53,8 +59,10 @@ def test_the_sum_is_linear_in_what_is_wanted_and_what_is_not(index, positive, ne
     f = signed_sum(index, positive, negative)
     found = search(index, wanted(index, positive, negative), top=N, seeds=5, refine=0)
     assert sorted([*found.ids.tolist(), *positive, *negative]) == list(range(N))
-    reached = np.count_nonzero(found.scores)
     expected = [i for i in reference.largest(np.maximum(f, 0), N) if i not in (*positive, *negative)]
+    reached, named = len(expected), [*positive, *negative]
+    far = count_far(index, *found, reached, *signed_seeds(index, positive, negative), named)
+    assert np.count_nonzero(found.scores) == reached + far
     assert 3 < reached < N - 5
     np.testing.assert_allclose(found.scores[:reached], f[found.ids[:reached]], rtol=1e-5, atol=1e-9)
     assert set(found.ids[:reached].tolist()) == set(expected)
@@ -80,11 +88,14 @@ def test_the_second_look_with_unwanted_pictures_is_the_cosine_of_the_signed_sum(
         own[i, ids[:REFINE_DEPTH]] = values[:REFINE_DEPTH]
     expected = own @ f / np.linalg.norm(f) / np.linalg.norm(own, axis=1)
     found = search(index, wanted(index, positive, negative), top=N, seeds=5)
-    looked_at = found.scores > 0
+    named = [*positive, *negative]
+    left = [i for i in range(N) if f[i] > 0 and expected[i] > 1e-5 and i not in named]
+    looked_at = np.arange(len(found.ids)) < len(left)
     assert looked_at.sum() > 5
     np.testing.assert_allclose(found.scores[looked_at], expected[found.ids[looked_at]], rtol=2e-3, atol=1e-5)
-    left = [i for i in range(N) if f[i] > 0 and expected[i] > 1e-5 and i not in (*positive, *negative)]
-    assert set(left) <= set(found.ids[looked_at].tolist())
+    assert set(left) == set(found.ids[looked_at].tolist())
+    far = count_far(index, *found, len(left), *signed_seeds(index, positive, negative), named)
+    assert np.count_nonzero(found.scores) == len(left) + far
 
 
 def test_hits_behind_the_candidates_go_on_below_them(index):
@@ -107,10 +118,15 @@ def test_what_is_not_wanted_pushes_its_neighbours_down(index):
 
 def test_vectors_and_pictures_mix(index):
     vector = scattered(np.random.default_rng(3), 1, D)
-    f = reference.diffuse(vector, index.features, stored_columns(index), 5, index.params.gamma)
+    f = reference.diffuse(vector, index.features, stored_columns(index), 5, index.params)
     f = f + signed_sum(index, [4], [9])
     found = search(index, wanted(index, [4], [9], vector), top=N, seeds=5, refine=0)
-    reached = found.scores > 0
+    expected = [i for i in np.flatnonzero(f > 0).tolist() if i not in (4, 9)]
+    reached = np.arange(len(found.ids)) < len(expected)
+    assert sorted(found.ids[reached].tolist()) == expected
+    parts = reference.seeds_of(vector, index.features, 5, index.params), signed_seeds(index, [4], [9])
+    y = [np.concatenate(both) for both in zip(*parts, strict=True)]
+    assert np.count_nonzero(found.scores) == len(expected) + count_far(index, *found, len(expected), *y, [4, 9])
     np.testing.assert_allclose(found.scores[reached], f[found.ids[reached]], rtol=1e-5, atol=1e-9)
 
 

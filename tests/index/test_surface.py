@@ -47,7 +47,7 @@ def test_a_build_takes_keywords_and_returns_the_open_index(index, features):
 def test_params_and_keywords_are_not_mixed_and_unknown_ones_are_named(features, tmp_path):
     with pytest.raises(InvalidParams, match="params and alpha were given"):
         suffuse.build(features, tmp_path / "x.index", Params(k=5), alpha=0.9)
-    with pytest.raises(InvalidParams, match="there is no parameter 'neighbors'; there are k, alpha"):
+    with pytest.raises(InvalidParams, match="there is no parameter 'neighbors'; there are k, graph, alpha"):
         suffuse.build(features, tmp_path / "x.index", neighbors=5)
     assert not list(tmp_path.iterdir())
 

@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from tests.support import reference
 from tests.support.builds import EXACT_STAGES, PARAMS, SUPPORTS, D, N, directory_bytes, names_beside, with_support
 from tests.support.damage import edit
 from tests.support.data import clusters, unit
 from tests.support.indexes import stored_column
 
 import suffuse
-from suffuse.core.graph import affinity, transition
+from suffuse.core.graph import transition_of
 from suffuse.core.neighbors import nearest_to_rows
 from suffuse.core.params import Params
 from suffuse.errors import IndexBroken
@@ -43,11 +44,23 @@ def test_the_summary_agrees_with_the_manifest_and_the_files(features, tmp_path):
     assert summary.resumed == 0
     assert tuple(summary.seconds) == EXACT_STAGES
     assert all(seconds >= 0 for seconds in summary.seconds.values())
+    districts = [f"district_{part}.npy" for part in ("codes", "indptr", "scales", "shares")]
     lists = ["list_ids.npy", "list_sims.npy"]
-    more = ["manifest.json", "pages.npy", "scales.npy"]
-    assert sorted(sizes) == ["codes.npy", "features.npy", "indptr.npy", *lists, *more]
+    more = ["manifest.json", "marks.npy", "pages.npy", "scales.npy"]
+    assert sorted(sizes) == ["codes.npy", *districts, "districts.npy", "features.npy", "indptr.npy", *lists, *more]
     assert names_beside(path) == ["x.index"]
     assert manifest.params == PARAMS
+
+
+def test_a_build_with_the_graph_of_the_paper_or_of_regions_makes_no_districts(features, tmp_path):
+    stages = tuple(stage for stage in EXACT_STAGES if stage != "districts")
+    for name, graph, owners in (("paper.index", "paper", None), ("regional.index", "local", np.arange(N) // 4)):
+        summary = build(features, tmp_path / name, with_support("graph", graph=graph), owners=owners)
+        files = {file.name for file in (tmp_path / name).iterdir()}
+        assert tuple(summary.seconds) == stages
+        assert not [file for file in files if file.startswith("district")]
+        assert ("marks.npy" in files) == (graph == "local")
+        verify(tmp_path / name)
 
 
 def test_columns_that_did_not_converge_are_counted(features, tmp_path):
@@ -80,16 +93,20 @@ def test_owners_names_and_whitening_are_in_the_index(features, tmp_path):
 def dense_columns(vectors, params):
     """The inverse of I - alpha S as one dense matrix, from the definitions."""
     rows = unit(vectors).astype(np.float64)
-    n, sims = len(rows), np.clip(rows @ rows.T, 0.0, None).round(7)
+    n, sims = len(rows), (rows @ rows.T).round(7)
     ranked = np.argsort(-(sims + 2 * np.eye(n)), axis=1, kind="stable")[:, : params.k]
-    near = np.zeros((n, n), bool)
-    np.put_along_axis(near, ranked, True, axis=1)
-    a = np.where(near & near.T & ~np.eye(n, dtype=bool), sims**params.gamma, 0.0)
+    if params.graph == "local":
+        a = reference.balanced(reference.local_affinity(ranked, np.take_along_axis(sims, ranked, axis=1)))
+    else:
+        near = np.zeros((n, n), bool)
+        np.put_along_axis(near, ranked, True, axis=1)
+        a = np.where(near & near.T & ~np.eye(n, dtype=bool), np.clip(sims, 0.0, None) ** params.gamma, 0.0)
     degrees = a.sum(axis=1)
     scale = np.divide(1.0, np.sqrt(degrees), out=np.zeros(n), where=degrees > 0)
     return np.linalg.inv(np.eye(n) - params.alpha * scale[:, None] * a * scale)
 
 
+@pytest.mark.parametrize("graph", ["local", "paper"])
 @pytest.mark.parametrize("support", SUPPORTS)
 @pytest.mark.parametrize(
     "vectors",
@@ -103,9 +120,9 @@ def dense_columns(vectors, params):
         pytest.param(np.concatenate([np.eye(140), np.eye(140)[:20] + np.eye(140)[20:40]]), id="many-isolated"),
     ],
 )
-def test_odd_galleries_build_and_answer(tmp_path, vectors, support):
+def test_odd_galleries_build_and_answer(tmp_path, vectors, support, graph):
     path, n = tmp_path / "x.index", len(vectors)
-    params = with_support(support, truncation=300, keep=300, values="float32")
+    params = with_support(support, graph=graph, truncation=300, keep=300, values="float32")
     summary = build(vectors, path, params)
     verify(path)
     assert summary.unconverged == 0
@@ -161,7 +178,7 @@ def test_the_graph_is_in_the_index_if_it_is_asked_for(features, tmp_path, suppor
     params = with_support(support, with_graph=True)
     build(features, tmp_path / "x.index", params)
     index = Index.open(tmp_path / "x.index")
-    s = transition(affinity(nearest_to_rows(index.features, 0, N, params.k), params.gamma))
+    s = transition_of(nearest_to_rows(index.features, 0, N, params.k), params)
     np.testing.assert_array_equal(index.graph.indptr, s.indptr)
     np.testing.assert_array_equal(index.graph.indices, s.indices)
     np.testing.assert_array_equal(index.graph.weights, s.weights.astype(np.float32))

@@ -46,8 +46,8 @@ def test_the_tables_hold_what_the_index_holds(server, tmp_path):
         {"name": f"Grüße {id} \u2028 'x'", "year": 1990 + id, "deep": {"a": [id, None, True, 1.5]}} for id in range(N)
     ]
     names[5], names[6] = {}, {"name": ""}
-    for values in ("uint8", "float16", "float32"):
-        params = Params(k=8, truncation=60, keep=20, values=values)
+    for values, graph in (("uint8", "local"), ("float16", "paper"), ("float32", "local")):
+        params = Params(k=8, truncation=60, keep=20, values=values, graph=graph)
         suffuse.build(curves(np.random.default_rng(0), N, D), tmp_path / values, params, names=names)
         done = export_index(tmp_path / values, server.url, "contents")
         index = Index.open(tmp_path / values)
@@ -60,6 +60,13 @@ def test_the_tables_hold_what_the_index_holds(server, tmp_path):
         for id, ids, entries in server.run('SELECT id, rows, "values" FROM contents.columns'):
             columns[ids, id] = entries
         np.testing.assert_allclose(columns, indexes.stored_columns(index), rtol=1e-6)
+        marks = [row for (row,) in server.run("SELECT marks FROM contents.items ORDER BY id")]
+        ((ranks,),) = server.run("SELECT ranks FROM contents.parameters")
+        if graph == "paper":  # which weighs seeds by their similarities
+            assert (ranks, marks) == (None, [None] * N)
+        else:
+            assert ranks == [1, 2, 4, 7]
+            np.testing.assert_array_equal(np.array(marks, np.float16), index.now.marks(np.arange(N)))
         assert done.images == N
         assert done.bytes > index.features.nbytes
     ((generation, gamma, k, shown),) = server.run("SELECT generation, gamma, k, params FROM contents.parameters")
@@ -227,6 +234,19 @@ def test_only_one_vector_per_image_can_be_exported(server, gallery, tmp_path):
         export_index(tmp_path / "wide", server.url)
 
 
+def test_an_export_of_a_version_without_ranks_is_replaced(server, two):
+    export_index(two[0], server.url, "earlier")
+    items = "id, name, metadata, embedding::vector AS embedding, half::halfvec AS half"
+    for name, shown, added in (("items", items, "marks"), ("parameters", "*", "ranks")):
+        server.run(f"DROP VIEW earlier.{name}")
+        server.run(f"ALTER TABLE earlier.{name}_1 DROP COLUMN {added}")
+        server.run(f"CREATE VIEW earlier.{name} AS SELECT {shown} FROM earlier.{name}_1")
+    assert export_index(two[0], server.url, "earlier").generation == 2
+    with PostgresIndex(server.url, "earlier") as index:
+        found, opened = index.search(QUERIES, exact=True), Index.open(two[0])
+        np.testing.assert_array_equal(found.ids, opened.search(QUERIES, refine=0).ids)
+
+
 def test_a_schema_of_another_program_is_left_alone(server, two):
     server.run("CREATE SCHEMA theirs")
     server.run("CREATE TABLE theirs.items (id integer)")
@@ -282,14 +302,19 @@ def test_an_index_that_is_not_there_is_named(suffuse, tmp_path):
 def test_evaluate_ranks_by_sql_alone_and_finds_the_same(server, suffuse, tmp_path):
     rng = np.random.default_rng(5)
     np.savez(tmp_path / "set.npz", features=clusters(rng, 80, 8, spread=1.5), labels=np.arange(80) % 4)
-    code, _, err = suffuse(
-        "evaluate", tmp_path / "set.npz", "--methods", "graph", "--k", "5", "--postgres", server.url,
-        "--json", tmp_path / "out.json",
-    )  # fmt: skip
-    assert code == 0, err
-    graph, by_sql = json.loads((tmp_path / "out.json").read_text())["results"]
-    assert (graph["method"], by_sql["method"]) == ("graph", "sql")
-    assert by_sql["quality"] == graph["quality"]
+    for k in (5, 8):
+        code, _, err = suffuse(
+            "evaluate", tmp_path / "set.npz", "--methods", "graph", "--k", k, "--postgres", server.url,
+            "--json", tmp_path / "out.json",
+        )  # fmt: skip
+        assert code == 0, err
+        graph, by_sql = json.loads((tmp_path / "out.json").read_text())["results"]
+        assert (graph["method"], by_sql["method"]) == ("graph", "sql")
+        first = [name for name in graph["more"]["classes"] if name.startswith("any found@")]
+        assert first == ["any found@1", "any found@5", "any found@10"]
+        assert all(by_sql["more"]["classes"][name] == graph["more"]["classes"][name] for name in first)
+        # With k = 8 columns reach everything; behind those of k = 5 the index goes on by districts, SQL by cosine.
+        assert (by_sql["quality"] == graph["quality"]) == (k == 8)
     code, _, err = suffuse("evaluate", tmp_path / "set.npz", "--methods", "sql")
     assert code == 2
     assert "sql" in err

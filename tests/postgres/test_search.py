@@ -4,7 +4,9 @@ import numpy as np
 import psycopg
 import pytest
 from psycopg import sql
-from tests.support.data import curves, scattered
+from tests.support import reference
+from tests.support.by_sql import find_seeds, rank_by_columns
+from tests.support.data import curves, lattice, scattered
 from tests.support.postgres import assert_same_ranking
 
 import suffuse
@@ -21,7 +23,8 @@ KINDS = {
     "halves": Params(k=8, truncation=60, keep=30, values="float16"),
     "plain": Params(k=8, truncation=60, keep=30, values="float32"),
     "whitened": Params(k=8, truncation=60, keep=30, whiten=7),
-    "steep": Params(k=8, truncation=60, keep=30, gamma=60),
+    "paper": Params(k=8, truncation=60, keep=30, graph="paper"),
+    "steep": Params(k=8, truncation=60, keep=30, graph="paper", gamma=60),
 }
 
 
@@ -57,8 +60,59 @@ def similarities(index, queries):
 @pytest.mark.parametrize(("top", "seeds"), [(1, 1), (10, 10), (N, 10), (N + 50, 3), (40, N + 1)])
 def test_exact_hits_are_those_of_the_index(both, queries, top, seeds):
     index, database = both
-    expected = index.search(queries, top, seeds, refine=0)
+    # From the similarities that SQL has: ranks between near marks depend on their last bits.
+    seen, query = find_seeds(database, index.prepare(queries), seeds)[0], similar.ask(index.now, queries)
+    np.testing.assert_allclose(seen.sims, similar.find_seeds(index.now, query, seeds).sims.reshape(M, -1), atol=5e-7)
+    if index.params.graph == "paper":
+        expected = similar.search(index.now, query, top, seeds, refine=0, found=seen)
+    else:
+        expected = rank_by_columns(index.now, query, top, seeds, seen)
     assert_same_ranking(database.search(queries, top, seeds, exact=True), expected, similarities(index, queries))
+
+
+def test_behind_the_columns_sql_goes_on_by_cosine_where_an_index_has_districts(both, queries):
+    index, database = both
+    found, expected = database.search(queries, N, exact=True), index.search(queries, N, refine=0)
+    sims = similarities(index, queries)
+    for q in range(M):
+        count = int((found.scores[q] > 0).sum())
+        assert 0 < count < N
+        assert set(found.ids[q, :count]) == set(expected.ids[q, :count])
+        assert (np.diff(sims[q, found.ids[q, count:]]) <= 2e-6).all()
+        assert (expected.scores[q, count] > 0) == index.now.has_districts
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "count"),
+    [
+        ("local", Params(k=16, keep=20), 70),
+        ("short", Params(k=50, keep=20), 30),  # no list has k entries
+        ("pairs", Params(k=2, keep=20), 70),
+        ("threes", Params(k=3, keep=20), 3),
+        ("gamma", Params(k=16, keep=20, graph="paper"), 70),
+        ("underflow", Params(k=16, keep=20, graph="paper", gamma=100), 70),
+    ],
+)
+@pytest.mark.parametrize("kind", [scattered, curves, lattice])
+def test_seeds_weigh_what_they_weigh_in_the_index(server, tmp_path, kind, name, params, count):
+    rng = np.random.default_rng(7)
+    index, database = exported(server, tmp_path, name, kind(rng, count, 10), params)
+    # Far from all, near to one, and one of them: of a lattice products are exact, and ties are everywhere.
+    vectors = np.concatenate([kind(rng, 8, 10), index.features[:2]])
+    found, weights = find_seeds(database, vectors, count)
+    expected = similar.find_seeds(index.now, similar.compose(index.now, vectors=vectors), count, exact=True)
+    again = similar.find_seeds(index.now, similar.compose(index.now, vectors=vectors), count, found=found)
+    np.testing.assert_allclose(found.sims.ravel(), expected.sims, atol=5e-7)
+    np.testing.assert_allclose(weights.ravel(), again.weights, rtol=1e-9, atol=1e-200)
+    # A steep power takes the last bits of similarities that many times.
+    np.testing.assert_allclose(weights.ravel(), expected.weights, rtol=0, atol=1e-5 if params.gamma > 3 else 1e-6)
+    twins = [reference.seed_weights(*one, index.features, params) for one in zip(*found, strict=True)]
+    np.testing.assert_allclose(weights, twins, rtol=1e-9, atol=1e-200)
+    if kind is lattice:
+        np.testing.assert_array_equal(found.ids.ravel(), expected.ids)
+        np.testing.assert_array_equal(found.sims.ravel(), expected.sims)
+    assert (weights[found.sims <= 0] == 0).all()
+    assert (found.sims <= 0).any()
 
 
 def test_a_filter_leaves_out_hits_and_changes_nothing_else(both, queries):

@@ -10,7 +10,7 @@ from tests.support.data import clusters, unit
 from suffuse.core.params import Params
 from suffuse.errors import InvalidInput, InvalidParams
 from suffuse.index.index import Index
-from suffuse.research.comparison import advise, compare
+from suffuse.research.comparison import Result, advise, compare
 from suffuse.research.datasets import Dataset, Regional
 from suffuse.research.evaluation import average_precision, judge
 from suffuse.research.methods import METHODS, Queries, Setting, Workshop, list_available, prepare, scale_scores
@@ -80,9 +80,13 @@ def test_named_methods_of_the_core_are_what_the_index_answers(shop, dataset):
         expected = index.search(dataset.queries, 12, 4, refine=refine)
         found = prepare(name, shop).rank(Queries.of(dataset), 12)
         np.testing.assert_array_equal(found.ids, expected.ids)
-    assert prepare("features", shop) is not None
-    paper = Index.open(shop.folder / "features.index").params
-    assert (paper.support, paper.keep) == ("features", paper.truncation)
+    found = prepare("paper", shop).rank(Queries.of(dataset), 12)
+    paper = Index.open(shop.folder / "paper.index")
+    assert paper.params == replace(
+        SETTING.params, graph="paper", support="features", keep=SETTING.params.truncation, values="float16"
+    )
+    np.testing.assert_array_equal(found.ids, paper.search(dataset.queries, 12, 4, refine=0).ids)
+    assert index.params == replace(SETTING.params, graph="local", support="graph")
 
 
 def test_matched_walks_from_the_best_matches_of_regions(shop, dataset):
@@ -153,21 +157,31 @@ GRAPH = {"isolated": 0, "most_listed": 60, "degree_largest": 20}
 
 
 def test_a_sound_graph_gets_no_warning():
-    assert advise(GRAPH, 1000, 50, np.array([80, 100, 120])) == []
+    assert advise(GRAPH, 1000, Params(k=50), np.array([80, 100, 120])) == []
 
 
 def test_k_larger_than_a_typical_class_is_warned_of():
-    (warning,) = advise(GRAPH, 1000, 50, np.array([9, 9, 10, 200]))
+    (warning,) = advise(GRAPH, 1000, Params(k=50, graph="paper"), np.array([9, 9, 10, 200]))
     assert "k is 50, but a typical query has only 9.5 relevant images" in warning
+    assert advise(GRAPH, 1000, Params(k=50), np.array([9, 9, 10, 200])) == []  # ours does not depend on k
+
+
+def test_a_loss_that_was_measured_is_told():
+    def refined(low, high):
+        return Result("refined", {}, {}, {}, {}, {"classes": (-2.5, low, high)}, 0.0, 0.0, 0.0)
+
+    (warning,) = advise(GRAPH, 1000, Params(), np.array([100]), [refined(-4.0, -1.0)])
+    assert warning == "classes: the default search has 2.5 points less than k-NN; use k-NN here"
+    assert advise(GRAPH, 1000, Params(), np.array([100]), [refined(-4.0, 1.0)]) == []
 
 
 def test_many_isolated_elements_are_warned_of():
-    (warning,) = advise({**GRAPH, "isolated": 300}, 1000, 50, np.array([100]))
+    (warning,) = advise({**GRAPH, "isolated": 300}, 1000, Params(k=50), np.array([100]))
     assert "30% of the elements have no mutual neighbour" in warning
 
 
 def test_a_hub_is_warned_of():
-    (warning,) = advise({**GRAPH, "most_listed": 900}, 1000, 50, np.array([100]))
+    (warning,) = advise({**GRAPH, "most_listed": 900}, 1000, Params(k=50), np.array([100]))
     assert "among the 50 nearest of 90% of all others" in warning
 
 
@@ -235,12 +249,13 @@ def test_evaluate_prints_a_table_and_writes_every_query(suffuse, files, tmp_path
 
 
 def test_evaluate_warns_where_diffusion_may_lose(suffuse, files):
-    code, _, err = suffuse("evaluate", files / "classes.npz", "--queries", 10, "--methods", "knn,graph", "--k", 40)
+    asked = ("evaluate", files / "classes.npz", "--queries", 10, "--methods", "knn,graph")
+    code, _, err = suffuse(*asked, "--k", 40, "--graph", "paper")
     assert code == 0
     assert "Does diffusion help here?" in err
     assert "k is 40" in err
-    _, _, quiet = suffuse("evaluate", files / "classes.npz", "--queries", 10, "--methods", "knn,graph", *SMALL)
-    assert "Does diffusion help here?" not in quiet
+    for others in (SMALL, ("--k", 40)):
+        assert "Does diffusion help here?" not in suffuse(*asked, *others)[2]
 
 
 def test_tune_prints_what_was_tried_and_what_it_is_worth(suffuse, files, tmp_path, monkeypatch):

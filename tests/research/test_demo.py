@@ -18,8 +18,10 @@ def test_the_demo_builds_searches_and_draws(tmp_path):
     assert 64 < plain < 70
     assert plain + 3 < expanded
     assert expanded + 8 < paper
+    assert paper + 2 < ours
     assert ours >= 85
     assert refined >= 85
+    assert Index.open(tmp_path / "digits-paper.index").params.graph == "paper"
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
     assert [row["method"] for row in json.loads((tmp_path / "digits.json").read_text())] == [r.method for r in results]
     index = Index.open(tmp_path / "digits.index")

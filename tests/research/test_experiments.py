@@ -106,13 +106,13 @@ def test_every_file_says_on_which_machine_and_by_which_command(full):
 def test_the_full_table_has_all_methods_and_the_quick_one_the_fast_ones(full, quick):
     assert [row["method"] for row in _read(full, "table1.json")["results"]] == list(METHODS)
     names = [row["method"] for row in _read(quick, "table1.json")["results"]]
-    assert {"knn", "online", "features", "graph", "refined"} <= set(names)
+    assert {"knn", "online", "paper", "graph", "refined"} <= set(names)
     assert not {"spectral", "regional", "fusion"} & set(names)
 
 
 def test_all_truncations_are_measured_and_that_of_the_setting_is_the_tables(full):
     rows = _read(full, "truncation.json")["rows"]
-    methods = {"online-early", "online-late", "features", "graph"}
+    methods = {"online-early", "online-late", "paper", "graph"}
     assert {(row["method"], row["truncation"]) for row in rows} == {("knn", None), ("online", None)} | {
         (method, size) for method in methods for size in (50, 100, IMAGES)
     }
@@ -138,10 +138,10 @@ def test_truncations_are_cut_to_the_gallery():
 
 def test_a_truncation_that_the_table_has_is_not_measured_again(dataset, setting, tmp_path, monkeypatch):
     shop = experiments.Workshop(dataset, setting, tmp_path)
-    results = experiments.compare(shop, ["knn", "features", "graph"])
+    results = experiments.compare(shop, ["knn", "paper", "graph"])
     monkeypatch.setattr(experiments, "compare", None)
     rows = experiments.measure_truncation(shop, results, [60], lambda _: None)
-    assert [(row["method"], row["truncation"]) for row in rows] == [("knn", None), ("features", 60), ("graph", 60)]
+    assert [(row["method"], row["truncation"]) for row in rows] == [("knn", None), ("paper", 60), ("graph", 60)]
 
 
 def test_times_are_taken_in_turn_and_the_best_round_counts(dataset, setting, tmp_path, monkeypatch):

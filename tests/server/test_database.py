@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tests.support import serving
+from tests.support.by_sql import rank_by_columns
 from tests.support.serving import EXPORTED, D, N, check_hits, ids, name_of
 
 import suffuse
@@ -44,7 +45,10 @@ def test_hits_are_those_of_the_index(client, index, method, positive, negative):
     for top, seeds in ((12, 4), (N, 10), (1000, 1000)):
         answer = client.search(positive=positive, negative=negative, top=top, seeds=seeds, method=method)
         query = similar.compose(index, positive, negative)
-        check_hits(answer, similar.search(index, query, top, seeds, method=method, refine=0), method)
+        expected = similar.search(index, query, top, seeds, method=method, refine=0)
+        if method == "diffusion" and index.has_districts:  # which are not in the database
+            expected = rank_by_columns(index, query, top, seeds)
+        check_hits(answer, expected, method)
         assert not {*positive, *negative} & set(ids(answer, method))
         assert answer["took_ms"] >= answer["results"][method]["took_ms"] > 0
 

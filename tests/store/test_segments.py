@@ -26,24 +26,30 @@ from suffuse.store.segments import (
     write_segment,
 )
 
-ELEMENTS, IMAGES, D, NEXT = 9, 6, 4, 50
+ELEMENTS, IMAGES, D, NEXT, DISTRICTS = 9, 6, 4, 50, 3
 NAME = "segment-000002.npz"
 KINDS = {
     "coded images": (Params(k=3), False),
+    "images of the paper's graph": (Params(k=3, graph="paper"), False),
     "plain images": (Params(k=3, values="float16"), False),
     "pooled regions": (Params(k=3, values="float32"), True),
     "coded regions": (Params(k=3), True),
 }
 
 
+def has_districts(params, regional):
+    return params.graph == "local" and not regional
+
+
 def manifest_of(params, regional, segments=()):
+    districts = {"district_scales.npy": {"shape": [DISTRICTS]}} if has_districts(params, regional) else {}
     images = IMAGES if regional else ELEMENTS
     return Manifest(
         created_by="a test",
         params=params,
         counts={"elements": ELEMENTS, "images": images, "dimensions": D, "entries": 0, "unconverged": 0},
         graph={},
-        files={"owners.npy": {}} if regional else {},
+        files=({"owners.npy": {}} if regional else {}) | districts,
         next_id=NEXT,
         segments=list(segments),
     )
@@ -65,6 +71,7 @@ def random_segment(rng, params, regional, before=None):
     lines = [
         json.dumps({"name": f"{rng.integers(99)}"}).encode() + b"\n" if rng.random() < 0.7 else b"" for _ in range(made)
     ]
+    placed = added if has_districts(params, regional) else 0
     of_lists, of_columns, of_images = some(elements), some(elements), some(images)
     column_indptr, image_indptr = pointers(len(of_columns), 5), pointers(len(of_images), 4)
     types = segment_types(params)
@@ -87,6 +94,8 @@ def random_segment(rng, params, regional, before=None):
         "image_indptr": image_indptr,
         "image_rows": rng.integers(0, images, image_indptr[-1]),
         "image_values": rng.uniform(size=image_indptr[-1]),
+        "districts": rng.integers(-1, DISTRICTS, (placed, 2)),
+        "district_shares": rng.uniform(size=placed),
     }
     return Segment(**{name: np.asarray(array).astype(types[name][0]) for name, array in arrays.items()})
 
@@ -105,6 +114,7 @@ class Overlaid:
 
     def __init__(self):
         self.features, self.owners, self.ids, self.lines = [], [], [], []
+        self.districts, self.shares = [], []
         self.hidden, self.stale = set(), set()
         self.lists, self.columns, self.vectors = {}, {}, {}
 
@@ -112,6 +122,8 @@ class Overlaid:
         self.features += segment.features.tolist()
         self.owners += segment.owners.tolist()
         self.ids += segment.ids.tolist()
+        self.districts += segment.districts.tolist()
+        self.shares += segment.district_shares.tolist()
         text, at = segment.item_text.tobytes(), segment.item_offsets
         self.lines += [text[at[i] : at[i + 1]] for i in range(len(at) - 1)]
         self.hidden |= set(segment.removed.tolist())
@@ -188,9 +200,11 @@ def test_the_same_segment_is_the_same_bytes(tmp_path):
 
 def whole_segment(params, regional):
     """A segment in which no array is empty that can hold anything."""
+    empty = set() if regional else {"owners"}
+    empty |= set() if has_districts(params, regional) else {"districts", "district_shares"}
     for seed in range(1000):
         segment = random_segment(np.random.default_rng(seed), params, regional)
-        if all(array.size for name, array in segment._asdict().items() if regional or name != "owners"):
+        if all(array.size for name, array in segment._asdict().items() if name not in empty):
             return segment
     raise AssertionError("no seed gives a whole segment")
 
@@ -201,6 +215,9 @@ def changed(array, place, value):
     return array
 
 
+WITH_DISTRICTS = [kind for kind in KINDS if has_districts(*KINDS[kind])]
+WITHOUT_DISTRICTS = [kind for kind in KINDS if kind not in WITH_DISTRICTS]
+OUTSIDE = rf"districts holds a district outside 0\.\.{DISTRICTS - 1}"
 MISFITS = {
     # field: what becomes of it, what is said, of which kinds
     "features: dimensions": ("features", lambda a: a[:, :-1], r"features has the shape", KINDS),
@@ -225,6 +242,14 @@ MISFITS = {
     "item_offsets: farther": ("item_offsets", lambda a: changed(a, -1, a[-1] + 1), r"item_offsets does not fit", KINDS),
     "features: nan": ("features", lambda a: changed(a, (0, 0), np.nan), r"numbers that are not finite", KINDS),
     "list_sims: inf": ("list_sims", lambda a: changed(a, (0, 0), np.inf), r"numbers that are not finite", KINDS),
+    "districts: too few": ("districts", lambda a: a[:-1], r"districts has the shape", WITH_DISTRICTS),
+    "districts: one each": ("districts", lambda a: a[:, :1], r"districts has the shape", WITH_DISTRICTS),
+    "districts: of none": ("districts", lambda _: np.zeros((1, 2), np.int32), r"districts has", WITHOUT_DISTRICTS),
+    "districts: one too large": ("districts", lambda a: changed(a, (0, 1), DISTRICTS), OUTSIDE, WITH_DISTRICTS),
+    "districts: below none": ("districts", lambda a: changed(a, (0, 0), -2), OUTSIDE, WITH_DISTRICTS),
+    "shares: too few": ("district_shares", lambda a: a[:-1], r"district_shares has the shape", WITH_DISTRICTS),
+    "shares: of none": ("district_shares", lambda _: np.zeros(1, np.float16), r"shares has the sh", WITHOUT_DISTRICTS),
+    "shares: nan": ("district_shares", lambda a: changed(a, 0, np.nan), r"numbers that are not finite", WITH_DISTRICTS),
 }  # fmt: skip
 
 
@@ -284,6 +309,17 @@ def test_an_array_of_another_type_or_none_at_all_is_refused(tmp_path, field):
     )
     arrays = {name: array for name, array in segment._asdict().items() if name != field}
     assert field in refused_bytes(tmp_path, npz(arrays), params, regional)
+
+
+def test_a_segment_from_before_version_4_has_no_districts_and_is_read(tmp_path):
+    params, regional = KINDS["images of the paper's graph"]
+    segment = whole_segment(params, regional)
+    arrays = segment._asdict()
+    del arrays["districts"], arrays["district_shares"]
+    (tmp_path / NAME).write_bytes(npz(arrays))
+    described = {"name": NAME, "bytes": len(npz(arrays)), "sha256": sha256_of(tmp_path / NAME)}
+    (found,), _ = read_segments(tmp_path, manifest_of(params, regional, [described]))
+    same(found, segment)
 
 
 def npz(arrays):

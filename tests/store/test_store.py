@@ -196,9 +196,14 @@ def test_a_manifest_survives_writing_and_reading(regional, tmp_path):
     assert (tmp_path / "manifest.json").read_bytes() == (regional[-1] / "manifest.json").read_bytes()
 
 
+DISTRICTS = [
+    "districts.npy", "district_shares.npy", "district_indptr.npy", "district_codes.npy", "district_scales.npy",
+]  # fmt: skip
+
+
 def test_a_directory_holds_the_files_that_its_manifest_names_and_nothing_else(regional, plain):
-    always = ["features.npy", "indptr.npy", "list_ids.npy", "list_sims.npy", "pages.npy"]
-    plainly, coded = ["rows.npy", "values.npy"], ["codes.npy", "scales.npy"]
+    always = ["features.npy", "indptr.npy", "list_ids.npy", "list_sims.npy", "marks.npy", "pages.npy"]
+    plainly, coded = ["rows.npy", "values.npy", *DISTRICTS], ["codes.npy", "scales.npy"]
     extras = ["item_offsets.npy", "items.jsonl", "owners.npy", "whitening_mean.npy", "whitening_projection.npy"]
     extras += ["image_indptr.npy", "image_rows.npy", "image_values.npy"]
     for path, expected in ((regional[-1], [*always, *coded, *extras]), (plain[-1], [*always, *plainly])):
@@ -225,14 +230,17 @@ def test_a_fresh_index_verifies_and_all_its_bytes_are_counted(regional, plain):
 DATA = ["features.npy", "codes.npy", "scales.npy", "owners.npy", "whitening_mean.npy", "whitening_projection.npy"]
 
 
-@pytest.mark.parametrize("name", [*DATA, "items.jsonl"])
-def test_opening_reads_no_data_but_verifying_reads_it_all(regional, tmp_path, name):
+@pytest.mark.parametrize(
+    "name", [*DATA, "marks.npy", "items.jsonl", *(name for name in DISTRICTS if name != "district_indptr.npy")]
+)
+def test_opening_reads_no_data_but_verifying_reads_it_all(regional, plain, tmp_path, name):
     path = tmp_path / "copy.index"
-    shutil.copytree(regional[-1], path)
+    source, images = (plain[-1], 50) if name in DISTRICTS else (regional[-1], 20)
+    shutil.copytree(source, path)
     whole = (path / name).read_bytes()
     # The last byte is data in every file; one bit of it is enough.
     (path / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert len(suffuse.Index.open(path)) == 20
+    assert len(suffuse.Index.open(path)) == images
     with pytest.raises(IndexBroken, match=f"{name} has the hash .*: it was changed or damaged; copy or build"):
         verify(path)
     (path / name).write_bytes(whole)
@@ -252,14 +260,14 @@ def test_an_open_index_can_be_moved_and_a_copy_is_the_same_index(plain, tmp_path
 
 EXPECTED = [
     {"version": 1, **case} | {"search": {"refine": 0} | case["search"]}
-    for name in ("expected.json", "expected-2.json", "expected-3.json")
+    for name in ("expected.json", "expected-2.json", "expected-3.json", "expected-4.json")
     for case in json.loads((GOLDEN / name).read_text())
 ]
 
 
 @pytest.mark.parametrize("case", EXPECTED, ids=lambda case: f"{case['index']} {case['search']}")
 def test_an_index_of_every_format_version_opens_verifies_and_gives_the_hits_it_gave(case):
-    """Written once by tests/golden/make.py, make_2.py and make_3.py; every later version must read them."""
+    """Written once by tests/golden/make.py, make_2.py, make_3.py and make_4.py; every later version must read them."""
     path = GOLDEN / case["index"]
     assert verify(path) == size_on_disk(read_manifest(path))
     index = suffuse.Index.open(path)
@@ -280,12 +288,13 @@ def test_the_golden_files_stay_small():
     assert sum(path.stat().st_size for path in files) < 50_000 * FORMAT_VERSION
 
 
-def test_the_golden_index_that_changed_has_segments_and_the_compacted_one_a_base_of_its_own():
+@pytest.mark.parametrize("version", [3, 4])
+def test_the_golden_index_that_changed_has_segments_and_the_compacted_one_a_base_of_its_own(version):
     """Else they would not show that either still opens."""
-    changed, compacted = (read_manifest(GOLDEN / f"version-3{kind}.index") for kind in ("", "-images"))
+    changed, compacted = (read_manifest(GOLDEN / f"version-{version}{kind}.index") for kind in ("", "-images"))
     assert (changed.base, len(changed.segments)) == ("", 1)
     assert (compacted.base, len(compacted.segments)) == ("base-000003", 1)
     assert "ids.npy" in compacted.files
-    ids = suffuse.Index.open(GOLDEN / "version-3-images.index").ids
+    ids = suffuse.Index.open(GOLDEN / f"version-{version}-images.index").ids
     assert ids.list_visible().tolist() == sorted(set(range(34)) - {2, 9})
     assert ids.hidden.sum() == 2

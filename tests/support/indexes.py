@@ -8,7 +8,7 @@ from tests.support import reference
 import suffuse
 from suffuse import Params
 from suffuse.core.columns import WALK_STEPS
-from suffuse.core.graph import affinity, transition
+from suffuse.core.graph import transition_of
 from suffuse.core.neighbors import nearest_to_rows
 
 N, D = 80, 10
@@ -24,7 +24,7 @@ def build_and_open(features, directory, params, **options):
 
 def exact_columns(features, params):
     """The inverse of L_alpha, of which every column is within reach of a walk."""
-    s = reference.dense(transition(affinity(nearest_to_rows(features, 0, len(features), params.k), params.gamma)))
+    s = reference.dense(transition_of(nearest_to_rows(features, 0, len(features), params.k), params))
     inverse = reference.inverse(params.alpha * s)
     assert (np.linalg.matrix_power((s > 0) + np.eye(len(s)), WALK_STEPS)[inverse > 1e-9] > 0).all()
     return inverse
@@ -47,6 +47,36 @@ def stored_columns(index, targets=None):
         ids, values = stored_column(index, i)
         matrix[ids, i] = values
     return matrix
+
+
+def far_field(index, seeds, weights):
+    """G of all images of an index for one query, by its districts as they are stored."""
+    members, shares, columns = index.now.districts
+    between = np.zeros((len(columns.starts), len(columns.starts)))
+    for h, (start, stop) in enumerate(zip(columns.starts, columns.stops, strict=True)):
+        for g, value in reference.decode_column(columns.entries[start:stop].tolist(), columns.values[h]):
+            between[g, h] = value
+    return reference.far_field(members, shares, between, seeds, weights)
+
+
+def count_far(index, ids, scores, near, seeds, weights, left_out=()):
+    """How many hits of a full ranking districts give: all with G > 0, behind the `near` that columns reach.
+
+    Their scores are in proportion to G, from the last score of the columns on; what is equal is in the order of ids.
+    """
+    field = far_field(index, seeds, weights)
+    field[[*ids[:near].tolist(), *left_out]] = 0
+    expected = np.flatnonzero(field > 0)
+    far = slice(near, near + len(expected))
+    found, last = ids[far], scores[near - 1] if near else 1
+    assert sorted(found.tolist()) == expected.tolist()
+    assert (scores[far] > 0).all()
+    assert (np.diff(scores[far]) <= 0).all()
+    np.testing.assert_allclose(scores[far], last * field[found] / field.max(), rtol=1e-5)
+    places = np.column_stack(index.now.districts[:2])[found]
+    twins = (places[1:] == places[:-1]).all(axis=1)
+    assert (np.diff(found)[twins] > 0).all()
+    return len(expected)
 
 
 def same_hits(found, expected):

@@ -1,5 +1,7 @@
 """The slow, obvious twin of each kernel: dense matrices, float64, no cleverness."""
 
+import itertools
+
 import numpy as np
 
 
@@ -51,6 +53,39 @@ def affinity(ids, sims, gamma):
             if i != j and i in ids[j]:
                 a[i, j] = max(float(sim), 0.0) ** gamma
     return a
+
+
+def local_affinity(ids, sims):
+    """A_ij = cbrt(x_ij x_ji) K_ij^1.5 exp(-min(3 d_ij^2 / (s_i s_j), 4)) where i and j list each other and v_ij > 0."""
+    n = len(ids)
+    lists = [[j for place, j in enumerate(row) if place == 0 or j != i] for i, row in enumerate(ids.tolist())]
+    sims = sims.astype(np.float64)
+
+    def excess(v, i):
+        first, last = sims[i, min(1, len(lists[i]) - 1)], sims[i, len(lists[i]) - 1]
+        return 1.0 if first - last <= 1e-6 else max(v - last, 0) / (first - last)
+
+    def shared(i, j):
+        a, b = ({other: 1 / (rank + 1) for rank, other in enumerate(lists[node])} for node in (i, j))
+        both = sum(a[other] * b[other] for other in a.keys() & b.keys())
+        return both / np.sqrt(sum(x * x for x in a.values()) * sum(x * x for x in b.values()))
+
+    scales = [max(2 - 2 * sims[i, min(8, len(lists[i]) - 1)], 1e-6) for i in range(n)]
+    a = np.zeros((n, n))
+    for i in range(n):
+        for rank, j in enumerate(lists[i]):
+            v = sims[i, rank]
+            if rank and i in lists[j] and v > 0:
+                fall = min(max(3 * (2 - 2 * v) / np.sqrt(scales[i] * scales[j]), 0), 4)
+                a[i, j] = np.cbrt(excess(v, i) * excess(v, j)) * shared(i, j) ** 1.5 * np.exp(-fall)
+    return a
+
+
+def balanced(a, power=0.3):
+    """A'_ij = A_ij / (d_i d_j)^power, where d are the sums of A."""
+    d = a.sum(axis=1)
+    scales = np.where(d > 0, np.maximum(d, 1e-300) ** -power, 0)
+    return scales[:, None] * a * scales
 
 
 def transition(a):
@@ -159,11 +194,55 @@ def combine(seeds, weights, columns, owners=None, images=None):
     return f if owners is None else np.array([f[owners == image].sum() for image in range(images)])
 
 
-def diffuse(regions, features, columns, seeds, gamma, owners=None, images=None):
-    """f of one query: its regions' nearest elements are the seeds, max(sim, 0) ** gamma their weights."""
+def diffuse(regions, features, columns, seeds, params, owners=None, images=None):
+    """f of one query: its regions' nearest elements are the seeds, with the weights that the graph has for them."""
     ids, sims = nearest(regions, features, seeds)
-    weights = np.maximum(sims, 0).astype(np.float64) ** gamma
-    return combine(ids.ravel(), weights.ravel(), columns, owners, images)
+    weights = [seed_weights(*one, features, params) for one in zip(ids, sims, strict=True)]
+    return combine(ids.ravel(), np.concatenate(weights), columns, owners, images)
+
+
+def seeds_of(regions, features, seeds, params):
+    """(ids, weights) of y for one query: the nearest elements of its first region, then those of the others."""
+    ids, sims = nearest(regions, features, seeds)
+    weights = [seed_weights(*one, features, params) for one in zip(ids, sims, strict=True)]
+    return ids.ravel(), np.concatenate(weights)
+
+
+def seed_weights(ids, sims, features, params):
+    """y of the seeds of one vector, the nearest first: max(sim, 0) ** gamma, or (r r')^-0.75 where sim > 0."""
+    if params.graph == "paper":
+        return np.maximum(sims, 0).astype(np.float64) ** params.gamma
+    weights = []
+    for rank, (id, sim) in enumerate(zip(ids, sims, strict=True), 1):
+        listed = nearest(features[[id]], features, min(params.k, len(features)), own=[id])[1][0]
+        weights.append((rank * rank_among(1 - float(sim), listed, params.k)) ** -0.75 if sim > 0 else 0.0)
+    return np.array(weights)
+
+
+def rank_among(distance, listed, k):
+    """The rank of something at this distance in a list of similarities, as far as an index knows it; k if outside."""
+    ranks = [rank for rank in (2**power for power in range(30)) if rank < k - 1] + [k - 1]
+    marks = [np.float16(max(1 - listed[rank], 0)) if rank < len(listed) else np.float16(2) for rank in ranks]
+    marks = [float(mark) for mark in marks]
+    if distance <= marks[0] + 1e-6:
+        return 1.0
+    for (near, first), (far, second) in itertools.pairwise(zip(marks, ranks, strict=True)):
+        if distance <= far + 1e-6:
+            share = min((distance - near) / max(far - near, 1e-6), 1)
+            return float(np.exp(np.log(first) * (1 - share) + np.log(second) * share))
+    return float(k)
+
+
+def far_field(members, shares, between, seeds, weights):
+    """G_j = sum_i y_i m_i^T B m_j: elements have shares in two districts, -1 for none; B[g, h] is what h gives g."""
+    m = np.zeros((len(members), len(between)))
+    for i, (first, second) in enumerate(members.tolist()):
+        share = float(shares[i])
+        if first >= 0:
+            m[i, first] += share
+        if second >= 0:
+            m[i, second] += 1 - share
+    return m @ between @ (np.asarray(weights, np.float64) @ m[seeds])
 
 
 def match(regions, features, owners, images):

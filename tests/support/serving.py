@@ -15,7 +15,11 @@ from suffuse.server import create_app
 N, D = 60, 8
 PARAMS = Params(k=8, truncation=60, keep=30, with_graph=True)
 # What is exported to a database, by kind.
-EXPORTED = {"plain": PARAMS, "whitened": Params(k=8, truncation=60, keep=20, whiten=6)}
+EXPORTED = {
+    "plain": PARAMS,
+    "whitened": Params(k=8, truncation=60, keep=20, whiten=6),
+    "paper": Params(k=8, truncation=60, keep=20, graph="paper"),
+}
 CODES = {
     400: "invalid_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "invalid_request",
     409: "unsupported", 413: "too_large", 415: "unsupported", 422: "invalid_request", 500: "internal",

@@ -6,6 +6,7 @@ Heavy modules are imported inside the verbs, so that --help answers at once.
 import logging
 import re
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -28,9 +29,9 @@ app = typer.Typer(
     ),
 )
 
-_PANELS = {
+_PANELS: dict[str | None, tuple[Callable[..., None], ...]] = {
     None: (index.build, index.search, index.info, index.verify, index.demo),
-    "Change an index": (changes.add, changes.replace, changes.remove, changes.compact),
+    "Change an index": (changes.add, changes.replace, changes.remove, changes.compact, changes.upgrade),
     "Pictures and the page": (images.images, images.extract, serve.serve),
     "Past one machine": (postgres.export,),
     "For researchers": (research.evaluate, research.tune, research.reproduce, research.bench),

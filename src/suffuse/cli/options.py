@@ -14,9 +14,10 @@ IndexArgument = Annotated[Path, Argument(metavar="INDEX", help="The index direct
 IndexOption = Annotated[Path, Option("-o", "--output", metavar="INDEX", help="The index directory to make.")]
 # The parameters of an index that are options; their types, defaults and order are those of `Params`.
 PARAMS_HELP = {
-    "k": "Neighbours in the graph. At most the size of a typical class.",
+    "k": "Length of the neighbour lists.",
+    "graph": "How edges and seeds are weighed: by what is near them (local), or as in the paper.",
     "alpha": "How far the walk goes: above 0, below 1.",
-    "gamma": "Exponent of the similarities.",
+    "gamma": "Exponent of the similarities of --graph paper.",
     "support": "Where columns are solved: what the walk reaches (graph), or the paper's L-NN (features).",
     "truncation": "L, elements in the support of a column.",
     "keep": "Entries of each column that are stored.",

@@ -92,10 +92,10 @@ def evaluate(
     data: DataArgument,
     judged: DataOptions,
     regional: RegionOptions,
-    params: Annotated[Params, ("k", "alpha", "truncation", "keep", "whiten", "whiten_power")],
+    params: Annotated[Params, ("k", "graph", "alpha", "truncation", "keep", "whiten", "whiten_power")],
     methods: Annotated[
         str, Option(metavar="A,B,...", help="Methods to compare; 'all' for every one the data allows.")
-    ] = "knn,aqe,online-early,features,graph,refined",
+    ] = "knn,aqe,online-early,paper,graph,refined",
     seeds: SeedsOption = 10,
     regional_k: RegionalKOption = 50,
     regional_seeds: Annotated[int, Option(help="Nearest regions of each region of a query to start from.")] = 3,
@@ -108,9 +108,9 @@ def evaluate(
 ) -> None:
     """Compare methods on a data set with known truth: quality, time and size side by side.
 
-    Methods: knn, aqe, alpha-qe, dba, online, online-early, online-late, spectral, features (the paper), graph and
-    refined (ours); with regions also r-match, r-match-aqe, matched, online-regional, regional,
-    regional-refined, fusion; with --postgres also sql: graph, exported to its schema suffuse_evaluate.
+    Methods: knn, aqe, alpha-qe, dba, online, online-early, online-late, spectral, paper, graph and refined (ours); with
+    regions also r-match, r-match-aqe, matched, online-regional, regional, regional-refined, fusion; with --postgres
+    also sql: graph, exported to its schema suffuse_evaluate.
     """
     from suffuse.research.comparison import advise, compare, count_positives
     from suffuse.research.methods import Setting, Workshop, check_names, list_available
@@ -129,7 +129,7 @@ def evaluate(
         results = compare(shop, names, lambda name: status.print(f"running {name} ..."))
         graph = shop.graph_index.manifest.graph
     _print_results(dataset, results)
-    for warning in advise(graph, len(dataset.features), params.k, count_positives(dataset)):
+    for warning in advise(graph, len(dataset.features), params, count_positives(dataset), results):
         status.print(f"[yellow]Does diffusion help here?[/yellow] {warning}", soft_wrap=True)
     content = {
         "dataset": dataset.name,

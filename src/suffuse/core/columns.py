@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from suffuse.core import Damaged
 from suffuse.core.graph import Graph
-from suffuse.core.kernels.codes import LONGEST, TAIL_LEVELS, decode_columns, encode_columns, pool_columns
+from suffuse.core.kernels.codes import HEAD, LONGEST, TAIL_LEVELS, decode_columns, encode_columns, pool_columns
 from suffuse.core.kernels.solve import LANES, solve_on_supports
 from suffuse.core.kernels.supports import known_supports, walk_supports
 from suffuse.core.neighbors import Features, Find, nearest_to_rows
@@ -100,6 +100,13 @@ class Columns(NamedTuple):
             raise Damaged(f"codes.npy is damaged in column {ids[int((ends < 0).argmax())]}")
         indptr = np.concatenate([[0], ends])
         return Columns.of(indptr, rows[: indptr[-1]].view(np.int32), values[: indptr[-1]])
+
+    def heads(self, ids: NDArray[np.integer]) -> "Columns":
+        """The largest entries of the columns of these elements, plain and following each other."""
+        whole = self.decode(ids)
+        starts = whole.starts
+        indptr, offsets = gather_spans(starts, np.minimum(whole.stops, starts + HEAD), np.arange(len(ids)))
+        return Columns.of(indptr, whole.entries[offsets], whole.values[offsets].astype(np.float32, copy=False))
 
 
 class Solved(NamedTuple):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from suffuse.core import Damaged, columns, neighbors
 from suffuse.core.blas import cores, in_blocks, on_every_core, one_thread
 from suffuse.core.columns import DAMAGED_COLUMN, Columns, Solved, gather_spans
-from suffuse.core.graph import Graph, affinity, inverse, order_of_wanted, reorder, transition
+from suffuse.core.graph import Graph, inverse, order_of_wanted, reorder, transition_of
 from suffuse.core.kernels.codes import APPENDED, DAMAGED, LONGEST, TO_CODE_ANEW, append_to_codes
 from suffuse.core.kernels.growth import enter_newcomers, extend_columns, find_above, meet_marked
 from suffuse.core.neighbors import TILE, Features, Neighbors
@@ -132,7 +132,7 @@ def _similarities(features: Features, a: NDArray[np.int64], b: NDArray[np.int64]
 
 def alpha_s_of(lists: Neighbors, params: Params) -> Graph:
     """alpha S (eq. 2) of the graph of these lists."""
-    s = transition(affinity(lists, params.gamma))
+    s = transition_of(lists, params)
     np.multiply(params.alpha, s.weights, out=s.weights)
     return s
 
@@ -146,9 +146,14 @@ def neighbors_in(graph: Graph, nodes: NDArray[np.integer]) -> NDArray[np.int64]:
     return np.flatnonzero(met)
 
 
-def touched_nodes(before: Neighbors, grown: Grown, graph: Graph) -> NDArray[np.int64]:
-    """The nodes whose row of S is not what it was: an edge came or went, or a neighbour's degree changed with one."""
+def touched_nodes(before: Neighbors, grown: Grown, graph: Graph, params: Params) -> NDArray[np.int64]:
+    """The nodes whose row of S is not what it was: an edge came or went, or a neighbour's degree changed with one.
+
+    Where edges are weighed by lists, all edges of a node whose list changed did, too, and the degrees at their ends.
+    """
     new = np.arange(len(before.ids), len(grown.lists.ids))
+    if params.graph == "local":
+        return neighbors_in(graph, neighbors_in(graph, np.union1d(new, grown.changed)))
     listing, lost = grown.fallen.T
     mutual = (before.ids[lost] == listing[:, None]).any(axis=1)
     return neighbors_in(graph, np.union1d(neighbors_in(graph, new), grown.fallen[mutual]))

@@ -1,5 +1,6 @@
-"""Exact nearest neighbours by cosine, the same whatever the batch, block, shard or number of threads."""
+"""Exact nearest neighbours by cosine, the same whatever the batch, block, shard or number of threads; their ranks."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.core import Damaged
+from suffuse.core.kernels.combine import weigh_by_ranks
 from suffuse.core.kernels.nearest import keep_largest_of_columns, keep_largest_of_rows, rank_pairs, scan
 
 Features = NDArray[np.float32]
@@ -251,3 +253,43 @@ def merge_shards(features: Features, start: int, stop: int, parts: Sequence[NDAr
     keys = largest_keys(np.concatenate(parts, axis=1), count_proposals(k, len(features)))
     own_ids = np.arange(start, stop, dtype=np.uint32)
     return choose_nearest(features[start:stop], features, *unpack_keys(keys), min(k, len(features)), own_ids)
+
+
+# --- ranks
+
+
+# The distance of what a list does not have: as far as anything can be.
+_NOTHING = 2.0
+
+
+@functools.lru_cache
+def known_ranks(k: int) -> NDArray[np.int64]:
+    """The ranks at which an index keeps distances, of lists with k entries: 1, 2, 4, ... and the last."""
+    powers = 2 ** np.arange(k.bit_length())
+    ranks = np.append(powers[powers < k - 1], k - 1)
+    ranks.flags.writeable = False  # every caller gets the same one
+    return ranks
+
+
+def take_marks(lists: Neighbors, k: int, of: NDArray[np.integer]) -> NDArray[np.float16]:
+    """1 - similarity at the known ranks of the lists of some elements, (b, r); lists have k entries where they can.
+
+    Distances, not similarities: half precision then tells the nearest apart, however near they are.
+    """
+    ranks = known_ranks(k)
+    there = ranks < lists.ids.shape[1]
+    marks = np.full((len(lists.ids), len(ranks)), _NOTHING, np.float16)
+    missing = lists.ids[:, ranks[there]] == of[:, None]
+    marks[:, there] = np.where(missing, _NOTHING, np.maximum(1 - lists.sims[:, ranks[there]], 0))
+    return marks
+
+
+def weigh_by_rank(sims: NDArray[np.float32], marks: NDArray[np.float16], k: int) -> NDArray[np.float64]:
+    """y_j = (r_j r'_j)^-0.75 for seeds (m, s), the nearest first; 0 where the similarity is not above 0.
+
+    r_j is the rank of the seed for the query, and r'_j the rank that the query would take in the seed's list, k if it
+    would be outside: between the marks (m * s, r) of the seeds it is interpolated in the logarithm of the rank.
+    """
+    weights = np.empty(sims.shape)
+    weigh_by_ranks(np.ascontiguousarray(sims, np.float32), marks.view(np.uint16), known_ranks(k), k, weights)
+    return weights

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, get_args, get_origin
 
 from suffuse.errors import InvalidParams
 
+GraphRule = Literal["local", "paper"]
 Support = Literal["graph", "features"]
 ValueType = Literal["uint8", "float16", "float32"]
 Pool = Literal["sum", "none"]
@@ -19,6 +20,7 @@ Progress = Callable[[str, int, int], None]
 
 # What indexes were like before a parameter existed: their manifests do not name it.
 _BEFORE = {
+    "graph": "paper",
     "pool": "none",
     "graph_search": "exact",
     "support_search": "exact",
@@ -38,9 +40,11 @@ _LARGEST_FLOAT16 = 65504
 class Params:
     """What decides the content of an index, apart from the features.
 
-    k           neighbours in the graph, the element itself included (paper: 50; 200 for regions)
+    k           length of the k-NN lists, the element itself included (paper: 50; 200 for regions)
+    graph       how edges and seeds are weighed: "local", by local scales, shared neighbours and ranks, so that nothing
+                has to be tuned; or "paper", by similarity ** gamma
     alpha       probability that the random walk goes on (paper: 0.99)
-    gamma       exponent of the similarities, in the graph and for the seeds of a query (paper: 3)
+    gamma       exponent of the similarities where graph="paper" (paper: 3)
     support     where a column is solved: "graph" (the walk's own reach) or "features" (the paper's L-NN)
     truncation  L, the number of elements in a column's support (paper: 1000)
     keep        entries of each column that are stored, the largest ones
@@ -64,11 +68,12 @@ class Params:
     """
 
     k: int = 50
+    graph: GraphRule = "local"
     alpha: float = 0.99
     gamma: float = 3.0
     support: Support = "graph"
     truncation: int = 1000
-    keep: int = 500
+    keep: int = 400
     iterations: int = 100
     tolerance: float = 1e-4
     whiten: int | None = None

@@ -13,7 +13,7 @@ from suffuse.core.blas import cores
 from suffuse.core.features import Whitening
 from suffuse.core.growth import enter_lists
 from suffuse.core.neighbors import Features, Neighbors, nearest_to_elements, reorder_lists
-from suffuse.core.params import Progress
+from suffuse.core.params import Params, Progress
 from suffuse.errors import InvalidInput
 from suffuse.index.snapshot import Snapshot
 from suffuse.offline.build import Stages, assemble, remove, run_stages
@@ -38,6 +38,7 @@ class Content(NamedTuple):
     stored: Snapshot
     segment: Segment  # rows, owners, ids, names and what is removed; lists and columns are not looked at
     next_id: int
+    params: Params  # of the new base
 
 
 def make_base(content: Content, generation: int, progress: Progress | None) -> Manifest:
@@ -45,7 +46,7 @@ def make_base(content: Content, generation: int, progress: Progress | None) -> M
     stored, segment = content.stored, content.segment
     manifest = stored.manifest
     stored.check_hashes(_COPIED + _COPIED_NAMES)
-    params = dataclasses.replace(manifest.params, with_lists=True)
+    params = dataclasses.replace(content.params, with_lists=True)
     features = np.concatenate([stored.features, segment.features]) if len(segment.features) else stored.features
     owners = None if stored.owners is None else np.concatenate([stored.owners, segment.owners])
     ids = np.concatenate([stored.name_rows(np.arange(stored.ids.count)), segment.ids])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from suffuse.core import Damaged
 from suffuse.core.kernels.chain import strongest_path
-from suffuse.index.search import NEGATIVE, Seeds
+from suffuse.index.search import Seeds
 from suffuse.index.snapshot import Snapshot, Transition
 from suffuse.store.files import report_damage
 
@@ -22,7 +22,7 @@ class Contribution(NamedTuple):
 
     seed: int  # an image
     similarity: float  # to what the query wants; the largest, where it is near to several vectors of the query
-    weight: float  # similarity ** gamma, summed over the vectors it is near to; negative for what is not wanted
+    weight: float  # in y, summed over the vectors it is near to; negative for what is not wanted
     entry: float  # of the seed's column at the hit; of several regions the mean by weight
     amount: float
     share: float
@@ -51,11 +51,11 @@ def explain(index: Snapshot, y: Seeds, item: int) -> Explanation:
     """Explain the score of an image for the query that starts from y (`search.find_seeds`).
 
     Contributions are exact: each is a stored number times a weight, and they sum to the score of `Index.search` with
-    refine=0. Those above zero come first, the largest first; shares are of the size of the score, so that they sum to 1
-    for every image that diffusion found. Seeds that gave nothing are not listed.
+    refine=0, for an image that columns reach. Those above zero come first, the largest first; shares are of the size of
+    the score, so that they sum to 1 for every such image. Seeds that gave nothing are not listed.
     """
     row = index.ids.find_row(item)
-    ids, sims, weights = _merge(y, index.params.gamma)
+    ids, sims, weights = _merge(y)
     amounts = weights * _entries(index, ids, row)
     score = float(amounts.sum())
     images = ids.astype(np.int64) if index.owners is None else index.owners[ids].astype(np.int64)
@@ -79,12 +79,11 @@ def explain(index: Snapshot, y: Seeds, item: int) -> Explanation:
     return Explanation(score, given, chain, None if chain else NO_PATH)
 
 
-def _merge(y: Seeds, gamma: float) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
-    """Each element once: its largest similarity, clipped at zero, and the sum of its weights, sim ** gamma."""
+def _merge(y: Seeds) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
+    """Each element once: its largest similarity, clipped at zero, and the sum of its weights."""
     ids, at = np.unique(y.ids, return_inverse=True)
-    unsigned = np.where(y.weights < 0, -y.weights / NEGATIVE, y.weights)
     sims, weights = np.zeros(len(ids), np.float32), np.zeros(len(ids))
-    np.maximum.at(sims, at, (unsigned ** (1 / gamma)).astype(np.float32))
+    np.maximum.at(sims, at, y.sims)
     np.add.at(weights, at, y.weights)
     return ids, sims, weights
 

@@ -16,10 +16,10 @@ from suffuse.core.params import Params, Progress
 from suffuse.errors import InvalidInput, InvalidParams
 from suffuse.index import search as pipeline
 from suffuse.index.explain import Explanation, explain
-from suffuse.index.own_knn import SeedIndex, ask_seed_index
+from suffuse.index.own_knn import SeedIndex, ask_seed_index, combine
 from suffuse.index.search import Hit, Hits, Method, Pooling, Query, ask, compose
 from suffuse.index.snapshot import Snapshot, Transition
-from suffuse.index.writer import Addition, ChangeSummary, Mode, change, compact
+from suffuse.index.writer import Addition, ChangeSummary, Mode, change, compact, upgrade
 from suffuse.offline.build import BuildSummary
 from suffuse.offline.build import build as build_index
 from suffuse.store.ids import Ids
@@ -214,9 +214,10 @@ class Index:
         Hits
             `hits.ids` and `hits.scores` of shape (top,) or (m, top); also `ids, scores = hits`.
 
-        Images that diffusion reached come first; the rest follow by cosine with the score 0, so that
-        top=len(index) is a full ranking. In a regional index hits are images: diffusion scores are summed
-        over an image's regions, and the plain ranking sums the best similarity for each query region.
+        Images that diffusion reached come first, then those that the coarser diffusion over districts reaches; the
+        rest follow by cosine with the score 0, so that top=len(index) is a full ranking. In a regional index hits are
+        images: diffusion scores are summed over an image's regions, and the plain ranking sums the best similarity for
+        each query region.
         """
         now, found = self.now, None
         like, unlike = _as_ids(like), _as_ids(unlike)
@@ -257,12 +258,12 @@ class Index:
 
         ids     (m, s), the seeds of each query, as any other search found them: images, or regions of an index of
                 regions; a negative id stands for nothing found, and so does that of an image that was removed
-        sims    (m, s), their similarities, the larger the nearer; weights are sim ** gamma, zero where sim < 0
+        sims    (m, s), their cosines, of which the order of the seeds is taken; what is not above 0 weighs nothing
         refine  as for `search`
 
-        Images that diffusion did not reach are not ranked: what stays empty holds the id -1 and the score 0.
+        Images that no diffusion reaches are not ranked: what stays empty holds the id -1 and the score 0.
         """
-        return pipeline.combine(self.now, ids, sims, top, refine=refine)
+        return combine(self.now, ids, sims, top, refine=refine)
 
     def explain(
         self,
@@ -333,6 +334,15 @@ class Index:
     def compact(self, *, progress: Progress | None = None) -> ChangeSummary:
         """Make the index what a build from its images would make; searches go on meanwhile."""
         summary = compact(self.path, progress=progress)
+        self.refresh()
+        return summary
+
+    def upgrade(self, *, progress: Progress | None = None) -> ChangeSummary:
+        """Give an index of an older version the graph, the seeds and the districts of today; nothing is searched again.
+
+        It ranks by other scores from then on. An index that has them already stays as it is.
+        """
+        summary = upgrade(self.path, progress=progress)
         self.refresh()
         return summary
 

@@ -1,49 +1,55 @@
-"""The search pipeline: Query -> Seeds -> combine -> refine -> fill -> Hits.
+"""The search pipeline: Query -> Seeds -> combine -> refine -> districts -> fill -> Hits.
 
 Diffusion is linear in its seeds, so images that are not wanted cost one more sum of columns:
 
     y = sum of the seeds of what is wanted - NEGATIVE * sum of the seeds of what is not
     f = sum_j y_j * column[j]                            (Algorithm 1)
 
-Images that f reaches come first, ranked anew by the second look; the rest follows by cosine with the score 0.
+Images that f reaches come first, ranked anew by the second look; then those that districts reach; the rest follows by
+cosine with the score 0.
 """
 
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.core import Damaged
 from suffuse.core.ann import nearest_linked_or_added, search_width
-from suffuse.core.features import as_array, as_features, check_owners, check_seeds
+from suffuse.core.districts import diffuse_far
+from suffuse.core.features import as_array, as_features, check_owners
 from suffuse.core.kernels.codes import HEAD
 from suffuse.core.kernels.combine import combine_columns, refine_candidates
-from suffuse.core.neighbors import Features, Lists, Neighbors, nearest, nearest_visible, scan_similarities, unpack_keys
+from suffuse.core.neighbors import (
+    Features,
+    Lists,
+    Neighbors,
+    nearest,
+    nearest_visible,
+    scan_similarities,
+    unpack_keys,
+    weigh_by_rank,
+)
 from suffuse.core.regions import match_regions
 from suffuse.errors import InvalidInput, InvalidParams
-from suffuse.index.snapshot import Snapshot
+from suffuse.index.snapshot import Searcher, Snapshot
 from suffuse.store.files import report_damage
 from suffuse.store.items import Items
 
 Method = Literal["diffusion", "knn"]
-METHODS = ("diffusion", "knn")
 Pooling = Literal["sum", "max", "gmp"]
-POOLINGS = ("sum", "max", "gmp")
+METHODS, POOLINGS = ("diffusion", "knn"), ("sum", "max", "gmp")
 
 # How much an image that is not wanted counts against one that is. At 1 a single one outweighs what it shares with the
 # wanted ones; at 0 it is only left out.
 NEGATIVE = 0.5
 
-# Entries of a candidate's column that the second look reads, the largest ones. Chosen among 10 to 500 on the sets that
-# docs/how-it-works.md shows. Coded columns have their largest entries in front for this.
-REFINE_DEPTH = HEAD
-
-# Candidates that get a second look unless the caller says otherwise.
-REFINE = 500
-
+# Entries of a candidate's column that the second look reads, the largest ones (docs/lab/second-look.md). Coded columns
+# have them in front for this. And the candidates that get a second look unless the caller says otherwise.
+REFINE_DEPTH, REFINE = HEAD, 500
 
 # What the repr of hits shows.
 _SHOWN_HITS, _SHOWN_QUERIES = 20, 3
@@ -112,36 +118,6 @@ class Hits:
         return "\n".join([f"{'id':>{wide}}  {'score':>8}  name", *lines, *more])
 
 
-class Searcher(Protocol):
-    """What a query needs to know of an index, wherever that is."""
-
-    @property
-    def dimensions(self) -> int:
-        """Of the vectors that it is asked with."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Elements, and their dimensions."""
-
-    @property
-    def is_regional(self) -> bool:
-        """Whether elements are regions of images."""
-
-    @property
-    def ids(self) -> Any:
-        """Where images are: `find_row(id)` and `find_rows(ids)`."""
-
-    @property
-    def items(self) -> Any:
-        """What images are called: `name(id)`."""
-
-    def prepare(self, queries: NDArray[Any], /) -> Features:
-        """Vectors in the space of the index."""
-
-    def elements(self, image: int, /) -> NDArray[np.int64]:
-        """The elements of the image in a row."""
-
-
 class Query(NamedTuple):
     """What is looked for, in the space of one index: queries of vectors, or one that names images by their rows."""
 
@@ -165,6 +141,12 @@ class Seeds(NamedTuple):
     ptr: NDArray[np.int64]  # (m + 1,)
     ids: NDArray[np.int32]
     weights: NDArray[np.float64]
+    sims: NDArray[np.float32]  # to the vector of the query that each is near to
+
+    def take(self, chosen: slice | NDArray[np.bool_]) -> "Seeds":
+        """Some of them, as the seeds of one query."""
+        ids = self.ids[chosen]
+        return Seeds(np.array([0, len(ids)]), ids, self.weights[chosen], self.sims[chosen])
 
 
 class _Found(NamedTuple):
@@ -265,28 +247,9 @@ def search(
     if pooling != "sum":
         reached = _pool_regions(snapshot, y, top, pooling)
     else:
-        reached = _diffuse(snapshot, y, top, refine, rank.may_hit)
+        reached = diffuse(snapshot, y, top, refine, rank.may_hit)
+    reached = reach_districts(snapshot, y, reached, top, rank.may_hit)
     return _name(snapshot, query, rank.fill(reached, top))
-
-
-@report_damage
-def combine(snapshot: Snapshot, ids: Any, sims: Any, top: int = 10, *, refine: int | None = None) -> Hits:
-    """The `top` best images for queries whose nearest elements are known already, as `Index.combine` says."""
-    check_count("top", top)
-    refine = check_refine(snapshot, refine)
-    images = not snapshot.is_regional
-    seeds, similar = check_seeds(ids, sims, snapshot.manifest.next_id if images else snapshot.shape[0])
-    if images:
-        rows = snapshot.ids.find_rows(seeds)
-        similar, seeds = np.where(rows < 0, 0, similar), np.maximum(rows, 0)
-    elif (hidden := snapshot.hidden_elements) is not None:
-        similar = np.where(hidden[seeds], 0, similar)
-    weights = np.maximum(similar, 0) ** snapshot.params.gamma
-    ptr = np.arange(len(seeds) + 1, dtype=np.int64) * seeds.shape[1]
-    y = Seeds(ptr, seeds.astype(np.int32).ravel(), weights.ravel())
-    found = _diffuse(snapshot, y, min(int(top), len(snapshot)), refine, None)
-    found.rows[np.arange(found.rows.shape[1]) >= found.counts[:, None]] = -1
-    return Hits(snapshot.name_rows(found.rows), found.scores, snapshot.items)
 
 
 def check_count(name: str, value: Any) -> None:
@@ -326,7 +289,7 @@ def find_seeds(
     found: Neighbors | None = None,
     likeness: "Likeness | None" = None,
 ) -> Seeds:
-    """y: the nearest elements of every vector of each query, weighted by sim ** gamma, clipped at zero.
+    """y: the nearest elements of every vector of each query, weighed as the graph has it (`weigh`).
 
     Vectors of images that are wanted follow those that were given, then come those of images that are not.
     """
@@ -348,10 +311,17 @@ def find_seeds(
                 return nearest_linked_or_added(vectors, features, links, count, width, on_disk, checksums)
 
         found = _without_hidden(snapshot, find, count)
-    weights = np.maximum(found.sims, 0).astype(np.float64) ** snapshot.params.gamma
+    weights = weigh(snapshot, found)
     if unwanted:
         weights[len(vectors) - unwanted :] *= -NEGATIVE
-    return Seeds(ptr * found.ids.shape[1], found.ids.ravel(), weights.ravel())
+    return Seeds(ptr * found.ids.shape[1], found.ids.ravel(), weights.ravel(), found.sims.ravel())
+
+
+def weigh(snapshot: Snapshot, found: Neighbors) -> NDArray[np.float64]:
+    """What each of the nearest elements counts, (m, s): by ranks, or as in the paper max(sim, 0) ** gamma."""
+    if (params := snapshot.params).graph == "paper":
+        return np.asarray(np.maximum(found.sims, 0).astype(np.float64) ** params.gamma)
+    return weigh_by_rank(found.sims, snapshot.marks(found.ids.ravel()), params.k)
 
 
 def _without_hidden(snapshot: Snapshot, find: Callable[[int], Neighbors], count: int) -> Neighbors:
@@ -363,7 +333,7 @@ def _without_hidden(snapshot: Snapshot, find: Callable[[int], Neighbors], count:
 # --- combine and refine
 
 
-def _diffuse(snapshot: Snapshot, y: Seeds, top: int, refine: int, may_hit: NDArray[np.bool_] | None) -> _Found:
+def diffuse(snapshot: Snapshot, y: Seeds, top: int, refine: int, may_hit: NDArray[np.bool_] | None) -> _Found:
     """The images that diffusion from y reaches, best first; `may_hit` drops others before the second look."""
     if may_hit is None:
         found = _combine(snapshot, y, max(top, refine))
@@ -465,7 +435,8 @@ def _rank_signed(
     power = 1 if snapshot.is_regional else 2
     for sign in (1, -1):
         part = y.weights * sign > 0
-        one = Seeds(np.array([0, part.sum()]), y.ids[part], np.abs(y.weights[part]))
+        one = y.take(part)
+        one = one._replace(weights=np.abs(one.weights))
         sums = _combine(snapshot, one, _room(snapshot, one))
         rows, scores = (array[0, : sums.counts[0]] for array in sums[:2])
         f[rows] += sign * scores
@@ -489,7 +460,7 @@ def _pool_regions(snapshot: Snapshot, y: Seeds, top: int, pooling: Pooling) -> _
     found = _nothing(m, top)
     weights = None if pooling == "max" else snapshot.pooling_weights
     for q, (start, stop) in enumerate(itertools.pairwise(y.ptr.tolist())):
-        one = Seeds(np.array([0, stop - start]), y.ids[start:stop], y.weights[start:stop])
+        one = y.take(slice(start, stop))
         sums = _combine(snapshot, one, snapshot.shape[0], by_element=True)
         regions, f = (part[0, : sums.counts[0]] for part in sums[:2])
         scores = np.zeros(snapshot.image_rows)
@@ -502,6 +473,35 @@ def _pool_regions(snapshot: Snapshot, y: Seeds, top: int, pooling: Pooling) -> _
         found.rows[q], found.scores[q] = order, np.maximum(scores[order], 0)
         found.counts[q] = int((scores[order] > 0).sum())
     return found
+
+
+# --- the far field
+
+
+def reach_districts(
+    snapshot: Snapshot, y: Seeds, reached: _Found, top: int, may_hit: NDArray[np.bool_] | None
+) -> _Found:
+    """Rankings that columns left short, with the images that districts order behind them, with scores below theirs."""
+    short = np.flatnonzero(reached.counts < top)
+    if not len(short) or not snapshot.has_districts:
+        return reached
+    found, hidden = _nothing(len(reached.counts), top), snapshot.ids.hidden if may_hit is None else ~may_hit
+    found.rows[:, : reached.rows.shape[1]], found.scores[:, : reached.rows.shape[1]], found.counts[:] = reached
+    for q in short:
+        count = found.counts[q]
+        one = y.take(slice(*y.ptr[q : q + 2]))
+        field = diffuse_far(snapshot.districts, one.ids, one.weights)
+        field[found.rows[q, :count]] = 0
+        if one.weights.min() < 0:  # what columns reach and push below zero stays there
+            met = _combine(snapshot, one._replace(weights=np.abs(one.weights)), _room(snapshot, one))
+            field[met.rows[0, : met.counts[0]]] = 0
+        field[: len(hidden)][hidden != 0] = 0
+        near = np.flatnonzero(field > 0)
+        near = near[np.lexsort((near, -field[near]))][: top - count]
+        stop = found.counts[q] = count + len(near)
+        found.rows[q, count:stop], last = near, found.scores[q, count - 1] if count else np.float32(1)
+        found.scores[q, count:stop] = last * (field[near] / field[near[:1]])
+    return found if may_hit is None else found.select(slice(int(found.counts[0])))
 
 
 # --- the ranking by cosine: what diffusion did not reach, and method="knn"

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from suffuse.core import Damaged
 from suffuse.core.ann import HnswGraph
 from suffuse.core.columns import Columns
+from suffuse.core.districts import Districts
 from suffuse.core.features import Whitening, apply_whitening, check_matrix, unit_rows
-from suffuse.core.graph import affinity, transition
+from suffuse.core.graph import transition_of
 from suffuse.core.kernels.checksums import first_damaged_column
-from suffuse.core.neighbors import Features, Neighbors
+from suffuse.core.neighbors import Features, Neighbors, take_marks
 from suffuse.core.regions import Regions, pooling_weights
 from suffuse.errors import IndexBroken
 from suffuse.index.catalogue import Catalogue
@@ -41,16 +42,20 @@ from suffuse.store.ids import Ids
 from suffuse.store.items import Items
 from suffuse.store.manifest import (
     ARRAY_TYPES,
+    DISTRICT_FILES,
     GRAPH_FILES,
     HNSW_FILES,
     IMAGE_FILES,
     ITEMS_FILE,
     LIST_FILES,
     MANIFEST,
+    MARKS_FILE,
+    MEMBER_FILES,
     Manifest,
     base_of,
     check_shapes,
     column_files,
+    has_districts,
     read_manifest,
     size_on_disk,
 )
@@ -59,7 +64,7 @@ from suffuse.store.segments import Segment, empty_segment, merge_segments, read_
 T = TypeVar("T")
 
 # Files that are read whole where changes are laid over them.
-_LAID_OVER = {"indptr.npy", "scales.npy", "image_indptr.npy", "item_offsets.npy"}
+_LAID_OVER = {"indptr.npy", "scales.npy", "image_indptr.npy", "item_offsets.npy", MARKS_FILE, *MEMBER_FILES}
 
 # Columns that `verify` reads at a time.
 _VERIFY_BLOCK = 4096
@@ -71,6 +76,36 @@ class Transition(NamedTuple):
     indptr: NDArray[np.int64]  # (n + 1,)
     indices: NDArray[np.int32]
     weights: NDArray[np.float32]
+
+
+class Searcher(Protocol):
+    """What a query needs to know of an index, wherever that is."""
+
+    @property
+    def dimensions(self) -> int:
+        """Of the vectors that it is asked with."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Elements, and their dimensions."""
+
+    @property
+    def is_regional(self) -> bool:
+        """Whether elements are regions of images."""
+
+    @property
+    def ids(self) -> Any:
+        """Where images are: `find_row(id)` and `find_rows(ids)`."""
+
+    @property
+    def items(self) -> Any:
+        """What images are called: `name(id)`."""
+
+    def prepare(self, queries: NDArray[Any], /) -> Features:
+        """Vectors in the space of the index."""
+
+    def elements(self, image: int, /) -> NDArray[np.int64]:
+        """The elements of the image in a row."""
 
 
 class Snapshot:
@@ -118,6 +153,15 @@ class Snapshot:
         # 1 for each column, and each vector of an image, that was read and found sound.
         self._sound = np.zeros(extent.elements, np.uint8), np.zeros(extent.images, np.uint8)
         self._features: Features = extend("features.npy", more.features).array
+        self._marks: NDArray[np.float16] | None = arrays.get(MARKS_FILE)
+        if self._marks is not None and len(more.list_of):
+            changed = take_marks(Neighbors(more.list_ids, more.list_sims), params.k, more.list_of)
+            self._marks = _lay_over(self._marks, more.list_of, changed, extent.elements)
+        self.has_districts = has_districts(manifest)  # which order what columns do not reach
+        if self.has_districts:
+            of = np.arange(manifest.counts["elements"], extent.elements, dtype=np.int32)
+            new = more.districts, more.district_shares
+            self._members = [_lay_over(arrays[MEMBER_FILES[i]], of, new[i], extent.elements) for i in (0, 1)]
         self._owners = extend("owners.npy", more.owners).array if "owners.npy" in arrays else None
         self._arrays = arrays
         self.shape: tuple[int, int] = self._features.shape  # elements, removed ones too, and dimensions after whitening
@@ -173,6 +217,26 @@ class Snapshot:
         self._checksums["features.npy"].check_rows(elements)
         chosen: Features = self._features[elements]
         return chosen
+
+    @report_damage
+    def marks(self, elements: NDArray[np.integer]) -> NDArray[np.float16]:
+        """How near the lists of these elements are at the known ranks (`neighbors.known_ranks`)."""
+        assert self._marks is not None
+        self._checksums[MARKS_FILE].check_rows(elements)
+        chosen: NDArray[np.float16] = self._marks[elements]
+        return chosen
+
+    @functools.cached_property
+    @report_damage
+    def districts(self) -> Districts:
+        """The districts of all elements, and the columns of districts; read when they are first asked for."""
+        for name in (*MEMBER_FILES, *DISTRICT_FILES):
+            self._checksums[name].check_whole()
+        columns = Columns.of(*(self._arrays[name] for name in DISTRICT_FILES))
+        members, shares = self._members
+        if members.size and not -1 <= members.min() <= members.max() < len(columns.starts):
+            raise Damaged(f"{MEMBER_FILES[0]} holds a district outside 0..{len(columns.starts) - 1}")
+        return Districts(members, shares, columns)
 
     @functools.cached_property
     @report_damage
@@ -253,7 +317,7 @@ class Snapshot:
         if hidden is not None:
             gone = hidden[lists.ids] | hidden[:, None]
             lists.ids[gone] = np.broadcast_to(np.arange(len(hidden), dtype=np.int32)[:, None], gone.shape)[gone]
-        s = transition(affinity(lists, self.params.gamma))
+        s = transition_of(lists, self.params)
         return Transition(s.indptr.view(np.int64), s.indices.view(np.int32), s.weights.astype(np.float32))
 
     @contextlib.contextmanager
@@ -370,6 +434,9 @@ class Snapshot:
             _check_ids("list_ids.npy", arrays["list_ids.npy"], elements)
             if not np.isfinite(arrays["list_sims.npy"]).all():
                 raise Damaged("list_sims.npy holds numbers that are not finite")
+        if self.has_districts:
+            read = self.districts.columns.decode(np.arange(len(self.districts.columns.starts)))
+            _check_ids(DISTRICT_FILES[1], read.entries, len(self.districts.columns.starts))
         ids = self.ids.list_visible()
         if len(ids) and ((np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= self.manifest.next_id):
             raise Damaged("ids.npy holds an id twice, or one that was never given")
@@ -476,7 +543,7 @@ def _lay_over(base: NDArray[Any], of: NDArray[np.int32], values: NDArray[Any], c
     """The values of `count` elements: those of the base, but for the elements `of`, which have these."""
     if len(base) == count and not len(of):
         return base
-    together = np.zeros(count, base.dtype)
+    together = np.zeros((count, *base.shape[1:]), base.dtype)
     together[: len(base)] = base
     together[of] = values
     return together

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from suffuse.core import Damaged
 from suffuse.core.columns import Columns, image_type, image_vectors
+from suffuse.core.districts import adopt_homes, place_columns
 from suffuse.core.features import check_owners
 from suffuse.core.growth import alpha_s_of, concerned, enter_lists, extend_stale, solve, to_solve, touched_nodes
 from suffuse.core.neighbors import Features
-from suffuse.core.params import Progress
+from suffuse.core.params import Params, Progress
 from suffuse.errors import ChangeFailed, IndexProblem, InvalidInput, InvalidParams
 from suffuse.index.compact import Content, make_base
 from suffuse.index.snapshot import Snapshot
@@ -31,6 +32,7 @@ from suffuse.store.files import map_extended, report_damage, sync_directory
 from suffuse.store.items import check_items, encode_items
 from suffuse.store.locks import lock_writer, remove_leftovers
 from suffuse.store.manifest import (
+    FORMAT_VERSION,
     LIST_FILES,
     Manifest,
     base_of,
@@ -94,6 +96,11 @@ def change(
     if mode not in MODES:
         raise InvalidParams(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     return _write(path, lambda writer: writer.change(added, removed, replace=replace, mode=mode, progress=progress))
+
+
+def upgrade(path: str | Path, *, progress: Progress | None = None) -> ChangeSummary:
+    """Make the index what a build by the rules of today would make; its lists are kept, nothing is searched again."""
+    return _write(path, lambda writer: writer.upgrade(progress))
 
 
 def compact(path: str | Path, *, progress: Progress | None = None) -> ChangeSummary:
@@ -174,6 +181,14 @@ class _Writer:
             return self._summarize(segment, self._manifest, 0, 0)
         return self._rebuild(segment, self._manifest.next_id, progress)
 
+    def upgrade(self, progress: Progress | None) -> ChangeSummary:
+        params = self._manifest.params
+        segment = empty_segment(params, self._stored.shape[1])
+        if params.graph != "paper":
+            return self._summarize(segment, self._manifest, 0, 0)
+        newer = dataclasses.replace(params, graph="local")
+        return self._rebuild(segment, self._manifest.next_id, progress, newer)
+
     def _find_rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
         """Where the images are that are to go."""
         wanted = np.asarray(ids)
@@ -237,7 +252,7 @@ class _Writer:
         pooled = stored.is_pooled
         pool = owners if pooled else None
         order, solved = solve(graph, to_solve(graph, new, hidden), params, features, pool, stored.columns())
-        touched = touched_nodes(before, grown, graph)
+        touched = touched_nodes(before, grown, graph, params)
         met = touched if not pooled else np.unique(stored.owners[touched[touched < old]])  # type: ignore[index]
         reach = stored.ids.count if pooled else old
         known = np.concatenate([stored.stale_elements, order[order < old]])
@@ -251,6 +266,8 @@ class _Writer:
             found = columns.decode(of_new)
             others, more = extend_stale(stored.columns(), found, order[of_new], params, is_stale)
             column_of, columns = np.concatenate([order, others]), Columns.concat([columns, *more])
+        if stored.has_districts:
+            segment = self._place(segment, grown.lists.ids[old:], found, order[of_new])
         changed = np.concatenate([grown.changed, new])
         segment = segment._replace(
             list_of=changed.astype(np.int32),
@@ -265,6 +282,14 @@ class _Writer:
         if stored.has_image_vectors and owners is not None:
             segment = self._add_image_vectors(segment, owners, rows)
         return segment, len(grown.changed), count
+
+    def _place(self, segment: Segment, lists: NDArray[np.int32], found: Columns, of: NDArray[np.int32]) -> Segment:
+        """The segment with the districts of new elements, by their lists and columns; `found` are those `of` them."""
+        members, new = self._stored.districts.members, len(segment.features)
+        home = np.concatenate([members[:, 0], np.full(new, -1, np.int32)])
+        home = adopt_homes(home, home < 0, np.arange(len(members), len(home)), lists)
+        placed = place_columns(found.heads(np.argsort(of)), home)
+        return segment._replace(districts=placed[0], district_shares=placed[1])
 
     def _extend_features(self, segment: Segment) -> Features:
         """All rows in one array; only those of segments are copied."""
@@ -324,7 +349,7 @@ class _Writer:
                 size += kept.pop()["bytes"]
                 segment = merge_segments([older[len(kept)], segment])
         generation = manifest.generation + 1
-        now = dataclasses.replace(manifest, generation=generation, next_id=next_id, version=3)
+        now = dataclasses.replace(manifest, generation=generation, next_id=next_id, version=FORMAT_VERSION)
         if what := find_misfit(segment, now, extent):
             # Nothing that was given can lead to this: checked so that a damaged base does not spoil what is opened.
             raise Damaged(f"the change would not fit the index: {what}")
@@ -332,10 +357,12 @@ class _Writer:
         sync_directory(directory)
         return self._switch(dataclasses.replace(now, segments=[*kept, written]))
 
-    def _rebuild(self, segment: Segment, next_id: int, progress: Progress | None) -> ChangeSummary:
-        """A new base of everything that is left."""
+    def _rebuild(
+        self, segment: Segment, next_id: int, progress: Progress | None, params: Params | None = None
+    ) -> ChangeSummary:
+        """A new base of everything that is left, with other parameters if any are given."""
         generation = self._manifest.generation + 1
-        content = Content(self._directory, self._stored, segment, next_id)
+        content = Content(self._directory, self._stored, segment, next_id, params or self._manifest.params)
         manifest = make_base(content, generation, progress)
         manifest = self._switch(manifest)
         return self._summarize(segment, manifest, 0, manifest.counts["elements"])

@@ -439,6 +439,8 @@ def run_stages(stages: Stages, params: Params) -> None:
         stages.run_singly("lists", tasks.lists_task, {lists: n})
         stages.run_blocks("edges", tasks.edges_task)
     stages.run_singly("graph", tasks.graph_task, {graph: n})
+    if tasks.has_districts(work):
+        stages.run_singly("districts", tasks.districts_task, {tasks.districts_path(work): n})
     for name in LIST_FILES if params.with_lists else ():
         found = work / "lists" / name.removeprefix("list_")
         if found.exists():  # else an earlier, interrupted build has moved it
@@ -462,6 +464,8 @@ def assemble(
         for left_behind in index.glob(f".*{UNFINISHED}"):
             left_behind.unlink()  # by a worker that was killed, and whose task another one did
         joined = tasks.join_columns(stages.work, n)
+        if tasks.has_districts(stages.work):
+            tasks.place_in_districts(stages.work, n)
         if params.pool == "sum" and (index / "owners.npy").exists():
             tasks.pool_images(stages.work, images)
         dimensions = map_array(index / "features.npy").array.shape[1]

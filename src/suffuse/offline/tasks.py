@@ -9,7 +9,8 @@ A working directory holds everything that tasks read and write:
     neighbors/START.npz   ids and sims of a block of rows
     lists/*.npy           the same of all rows, by element
     edges/START.npz       the affinity A of a block of rows, and their sums
-    graph/*.npy           alpha S, the order of its nodes, and summary.json
+    graph/*.npy           alpha S, the order of its nodes, their degrees, and summary.json
+    districts/home.npy    the district of each element; columns of districts go straight into the index
     drafts/START.npz      first solutions of the columns of a block of nodes, in that order
     supports/*.npy        the same of all nodes: columns are solved again on the supports that they show
     columns/START.npz     columns of a block of nodes, in that order
@@ -28,23 +29,43 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from suffuse.core import ann, columns, neighbors
+from suffuse.core import ann, columns, districts, neighbors
 from suffuse.core.ann import HnswGraph
 from suffuse.core.blas import load_faiss, one_thread
 from suffuse.core.columns import Columns, FindSupports, Solved, gather_spans, group_size
-from suffuse.core.graph import Graph, affinity, degrees_of, inverse, number_rows, order_along, summarize, transition
+from suffuse.core.graph import (
+    Graph,
+    balance,
+    degrees_of,
+    inverse,
+    number_rows,
+    order_along,
+    summarize,
+    sums_of_balanced,
+    transition,
+    weigh_edges,
+)
 from suffuse.core.kernels.solve import LANES
-from suffuse.core.neighbors import Features, Find, Neighbors, nearest_to_rows, shard_starts
+from suffuse.core.neighbors import Features, Find, Neighbors, known_ranks, nearest_to_rows, shard_starts, take_marks
 from suffuse.core.params import Params
 from suffuse.store.files import map_array, write_array, write_blocks, write_bytes, write_json, write_side_by_side
-from suffuse.store.manifest import ARRAY_TYPES, GRAPH_FILES, IMAGE_FILES, column_files
+from suffuse.store.manifest import (
+    ARRAY_TYPES,
+    DISTRICT_FILES,
+    GRAPH_FILES,
+    IMAGE_FILES,
+    MARKS_FILE,
+    MEMBER_FILES,
+    column_files,
+)
 
 # The stages of a build in their order; "index" joins the parts. Some are left out: "seeds" unless the index holds links
 # for its seeds, "search" where no stage searches approximately, "pairs" where the graph's neighbours are not searched
-# exactly, "drafts" and "supports" where columns do not share supports. A stage has the directory of its name.
+# exactly, "districts" in an index of regions or with the graph of the paper, "drafts" and "supports" where columns do
+# not share supports. A stage has the directory of its name.
 STAGES = (
-    "features", "seeds", "search", "pairs", "neighbors", "lists", "edges", "graph", "drafts", "supports", "columns",
-    "index",
+    "features", "seeds", "search", "pairs", "neighbors", "lists", "edges", "graph", "districts", "drafts", "supports",
+    "columns", "index",
 )  # fmt: skip
 
 _LIST_TYPES = {"ids": np.int32, "sims": np.float32}
@@ -215,7 +236,7 @@ def _map_lists(work: Path) -> Neighbors:
 def edges_task(work: str, start: int, stop: int) -> None:
     """The rows start..stop of the affinity A, with their sums: the degrees of these nodes."""
     directory = Path(work)
-    a = affinity(_map_lists(directory), _read_params(directory).gamma, range(start, stop))
+    a = weigh_edges(_map_lists(directory), _read_params(directory), range(start, stop))
     _write_npz(block_path(directory, "edges", start), **a._asdict(), degrees=degrees_of(a))
 
 
@@ -228,10 +249,19 @@ def graph_task(work: str, n: int) -> None:
     counts = np.concatenate([np.diff(indptr) for indptr in _read_blocks(directory, "edges", "indptr", n)])
     degrees = np.concatenate(list(_read_blocks(directory, "edges", "degrees", n)))
 
-    def rows_of_s() -> Iterator[Graph]:
+    def rows_of_a() -> Iterator[tuple[int, Graph]]:
         for start in block_starts(n):
             with np.load(block_path(directory, "edges", start)) as a:
-                yield transition(Graph(*(a[name] for name in Graph._fields)), start, degrees)
+                yield start, Graph(*(a[name] for name in Graph._fields))
+
+    sums = degrees
+    if params.graph == "local":
+        degrees = np.concatenate([balance(a, start, degrees) for start, a in rows_of_a()])
+        sums = sums_of_balanced(sums, degrees)
+        _write_marks(directory, params.k, n)
+
+    def rows_of_s() -> Iterator[Graph]:
+        return (transition(a, start, degrees) for start, a in rows_of_a())
 
     if params.with_graph:
         _write_graph({directory / "index" / file: ARRAY_TYPES[file][0] for file in GRAPH_FILES}, counts, rows_of_s())
@@ -246,7 +276,18 @@ def graph_task(work: str, n: int) -> None:
         blocks = (order[start : start + block_rows(n)] for start in block_starts(n))
         _write_graph(files, counts[order], (number_rows(alpha_s, nodes, number) for nodes in blocks))
     write_array(directory / "graph" / "order.npy", order)
+    write_array(directory / "graph" / "degrees.npy", sums[order])
     write_json(directory / "graph" / "summary.json", {**summary._asdict(), "most_listed": _most_listed(directory, n)})
+
+
+def _write_marks(work: Path, k: int, n: int) -> None:
+    """How near the list of each element is at the known ranks."""
+    lists, rows = _map_lists(work), block_rows(n)
+    blocks = (range(start, min(start + rows, n)) for start in block_starts(n))
+    marks = (
+        take_marks(Neighbors(lists.ids[b.start : b.stop], lists.sims[b.start : b.stop]), k, np.array(b)) for b in blocks
+    )
+    write_blocks(work / "index" / MARKS_FILE, np.float16, (n, len(known_ranks(k))), marks)
 
 
 def _write_graph(files: dict[Path, Any], counts: NDArray[np.uint64], blocks: Iterable[Graph]) -> None:
@@ -270,6 +311,43 @@ def _most_listed(work: Path, n: int) -> int:
         others, counts = np.unique(block[:, 1:][block[:, 1:] != block[:, :1]], return_counts=True)
         times[others] += counts
     return 1 + int(times.max())  # each element lists itself, once
+
+
+# --- districts
+
+
+def has_districts(work: Path) -> bool:
+    """Whether the index gets districts: where the graph is ours, and elements are images."""
+    return _read_params(work).graph == "local" and not (work / "index" / "owners.npy").exists()
+
+
+def districts_path(work: Path) -> Path:
+    """The last file of the districts."""
+    return work / "districts" / "home.npy"
+
+
+def districts_task(work: str, _: int) -> None:
+    """The districts, their columns, and the district of each element."""
+    directory, params = Path(work), _read_params(Path(work))
+    alpha_s, degrees = _map_alpha_s(directory), map_array(directory / "graph" / "degrees.npy").array
+    with one_thread():
+        groups = districts.coarsen(alpha_s, degrees)
+        coarse = districts.coarsen(groups.alpha_s, groups.degrees)
+        solved = districts.solve_districts(coarse, params)
+    for name, array in zip(DISTRICT_FILES, (solved.indptr, solved.entries, solved.values), strict=True):
+        write_array(directory / "index" / name, array)
+    home = districts.find_homes(alpha_s, groups, coarse, _map_order(directory), _map_lists(directory).ids)
+    write_array(districts_path(directory), home)
+
+
+def place_in_districts(work: Path, n: int) -> None:
+    """The districts of each element, by the finished columns."""
+    index, params, home = work / "index", _read_params(work), map_array(districts_path(work)).array
+    stored = Columns.of(*(map_array(index / name).array for name in ("indptr.npy", *column_files(params))))
+    blocks = (np.arange(start, min(start + block_rows(n), n)) for start in block_starts(n))
+    placed = (districts.place_columns(stored.heads(rows), home) for rows in blocks)
+    files = {index / MEMBER_FILES[0]: (np.int32, (n, 2)), index / MEMBER_FILES[1]: (np.float16, (n,))}
+    write_side_by_side(files, placed)
 
 
 # --- columns

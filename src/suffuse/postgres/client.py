@@ -64,7 +64,7 @@ class PostgresIndex:
         filter: dict[str, Any] | None = None,
         exact: bool = False,
     ) -> Hits:
-        """The `top` best images for each query (m, d), as `Index.search` finds them with refine=0.
+        """The `top` best images for each query (m, d), as `Index.search` finds them with refine=0, without districts.
 
         filter  only images whose metadata contains this
         exact   find the seeds by comparing the query with all images, and not by HNSW

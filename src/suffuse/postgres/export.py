@@ -22,6 +22,7 @@ from psycopg import sql
 
 from suffuse.core import Damaged
 from suffuse.core.columns import Columns
+from suffuse.core.neighbors import known_ranks
 from suffuse.core.params import Progress
 from suffuse.errors import DatabaseProblem, InvalidInput
 from suffuse.index.snapshot import Snapshot
@@ -134,6 +135,7 @@ def _fill(connection: Connection, tables: Tables, stored: Snapshot, report: Prog
         "seed_index": seed_index(dimensions),
         "whitening_mean": None if whitening is None else json.dumps(whitening.mean.tolist()),
         "params": json.dumps(params.to_dict()),
+        "ranks": known_ranks(params.k).tolist() if params.graph == "local" else None,
     }
     # Literals and not parameters: with those, psycopg would read % in the name of the table, too.
     connection.execute(
@@ -181,8 +183,11 @@ def _encode_items(stored: Snapshot, ids: NDArray[np.int64]) -> bytes:
     half = seed_index(features.shape[1]) == "half"
     halves: Iterable[bytes | None] = _encode_vectors(features, half=True) if half else [None] * len(ids)
     items = (encode_item(stored.items.at(row), id) for row, id in zip(rows.tolist(), ids.tolist(), strict=True))
-    fields = zip(ids.tolist(), items, _encode_vectors(features), halves, strict=True)
-    return b"".join(_encode_row(id, *item, *vectors) for id, item, *vectors in fields)
+    marks: Iterable[bytes | None] = [None] * len(ids)
+    if stored.params.graph == "local":
+        marks = (_encode_array(_FLOAT4, _prefix_lengths(row, ">f4")) for row in stored.marks(rows))
+    fields = zip(ids.tolist(), items, _encode_vectors(features), halves, marks, strict=True)
+    return b"".join(_encode_row(id, *item, *others) for id, item, *others in fields)
 
 
 @report_damage

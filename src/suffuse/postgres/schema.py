@@ -39,14 +39,16 @@ CREATE TABLE {parameters} (
     k integer NOT NULL,
     seed_index text NOT NULL,
     whitening_mean {vectors}.vector,
-    params jsonb NOT NULL
+    params jsonb NOT NULL,
+    ranks integer[]
 );
 CREATE TABLE {items} (
     id integer NOT NULL,
     name text NOT NULL,
     metadata jsonb NOT NULL,
     embedding {vectors}.vector({dimensions}) NOT NULL,
-    half {vectors}.halfvec({half_dimensions})
+    half {vectors}.halfvec({half_dimensions}),
+    marks real[]
 );
 CREATE TABLE {columns} (
     id integer NOT NULL,
@@ -71,7 +73,8 @@ CREATE INDEX ON {items} USING gin (metadata jsonb_path_ops);
 VIEWS: LiteralString = """
 CREATE OR REPLACE VIEW {schema}.parameters AS SELECT * FROM {parameters};
 CREATE OR REPLACE VIEW {schema}.items AS
-    SELECT id, name, metadata, embedding::{vectors}.vector AS embedding, half::{vectors}.halfvec AS half FROM {items};
+    SELECT id, name, metadata, embedding::{vectors}.vector AS embedding, half::{vectors}.halfvec AS half, marks
+    FROM {items};
 CREATE OR REPLACE VIEW {schema}.columns AS SELECT * FROM {columns};
 CREATE OR REPLACE VIEW {schema}.whitening AS SELECT * FROM {whitening};
 """
@@ -164,9 +167,26 @@ END
 """,
 )
 
-# y, the nearest elements and max(sim, 0) ** gamma. An index serves only an ORDER BY of the bare operator, so the exact
-# search orders by its negative, and by id where similarities are the same. Powers far below what single precision knows
-# are zero: PostgreSQL would refuse to compute them.
+# The rank that something at this distance has in a list with distances `marks` at `ranks`, `outside` if it would have
+# none: `_rank_among` of the kernels.
+RANK_AMONG = Function(
+    "{schema}.rank_among(distance double precision, marks real[], ranks integer[], outside integer)"
+    " RETURNS double precision LANGUAGE sql IMMUTABLE",
+    """
+SELECT CASE
+    WHEN above = 0 THEN 1
+    WHEN above = cardinality(ranks) THEN outside
+    ELSE ranks[above] * power(ranks[above + 1]::double precision / ranks[above],
+        least((distance - marks[above]) / greatest(marks[above + 1]::double precision - marks[above], 1e-6), 1))
+    END
+FROM (SELECT count(*) FILTER (WHERE m < distance - 1e-6)::integer AS above FROM unnest(marks) m) a
+""",
+)
+
+# y, the nearest elements and their weights: by ranks from both sides where the export has `ranks`, else
+# max(sim, 0) ** gamma. An index serves only an ORDER BY of the bare operator, so the exact search orders by its
+# negative, and by id where similarities are the same. Powers far below what single precision knows are zero: PostgreSQL
+# would refuse to compute them.
 # HNSW looks further in a larger set, by the square root of its size (at most 1000, as pgvector allows): a rule that
 # fits what docs/lab/postgres.md measured.
 SEEDS = Function(
@@ -179,7 +199,7 @@ DECLARE
     wide integer;
     ids integer[];
 BEGIN
-    SELECT p.gamma, p.seed_index, p.dimensions, p.images INTO about FROM {schema}.parameters p;
+    SELECT p.gamma, p.seed_index, p.dimensions, p.images, p.ranks, p.k INTO about FROM {schema}.parameters p;
     IF {vectors}.vector_dims(query) <> about.dimensions THEN
         RAISE EXCEPTION 'the embedding has % dimensions, those in the index have %',
             {vectors}.vector_dims(query), about.dimensions USING ERRCODE = 'invalid_parameter_value';
@@ -205,10 +225,13 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT n.id, n.similarity,
-        CASE WHEN n.similarity > 0 AND about.gamma * ln(n.similarity::double precision) > -500
+        CASE WHEN n.similarity <= 0 THEN 0
+            WHEN about.ranks IS NOT NULL THEN power((row_number() OVER (ORDER BY n.similarity DESC, n.id))
+                * {schema}.rank_among(1 - n.similarity::double precision, n.marks, about.ranks, about.k), -0.75)
+            WHEN about.gamma * ln(n.similarity::double precision) > -500
             THEN power(n.similarity::double precision, about.gamma) ELSE 0 END
     FROM (
-        SELECT i.id, (-(i.embedding OPERATOR({vectors}.<#>) query))::real AS similarity
+        SELECT i.id, (-(i.embedding OPERATOR({vectors}.<#>) query))::real AS similarity, i.marks
         FROM {schema}.items i WHERE i.id = ANY (ids)
     ) n ORDER BY n.similarity DESC, n.id;
 END
@@ -318,4 +341,4 @@ END
 """,
 )
 
-FUNCTIONS = (PREPARED, AS_STORED, SEEDS, DIFFUSED, SEARCH, EXPLAIN)
+FUNCTIONS = (PREPARED, AS_STORED, RANK_AMONG, SEEDS, DIFFUSED, SEARCH, EXPLAIN)

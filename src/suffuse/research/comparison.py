@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suffuse.core.blas import one_thread
+from suffuse.core.params import Params
 from suffuse.index.search import Hits
 from suffuse.research import evaluation
 from suffuse.research.datasets import Dataset
@@ -129,14 +130,27 @@ def count_positives(dataset: Dataset) -> NDArray[np.int64]:
     return np.array(np.max(counts, axis=0), np.int64)
 
 
-def advise(graph: Mapping[str, float], elements: int, k: int, positives: NDArray[np.integer]) -> list[str]:
+def advise(
+    graph: Mapping[str, float],
+    elements: int,
+    params: Params,
+    positives: NDArray[np.integer],
+    results: Sequence[Result] = (),
+) -> list[str]:
     """Warnings in plain words; empty if nothing speaks against diffusion.
 
     graph      the `graph` of a manifest (see graph.GraphSummary)
     positives  see `count_positives`
+    results    what was measured, where k-NN was, too
     """
-    warnings = []
-    if len(positives) and _TIES * (typical := float(np.median(positives))) < k - 1:
+    warnings, k = [], params.k
+    for protocol, (gain, _, most) in [
+        pair for result in results if result.method == "refined" for pair in result.gain.items()
+    ]:
+        if most < 0:
+            warnings.append(f"{protocol}: the default search has {-gain:.1f} points less than k-NN; use k-NN here")
+    # Our own graph looks at what is near; in the paper's, every neighbour counts about the same.
+    if params.graph == "paper" and len(positives) and _TIES * (typical := float(np.median(positives))) < k - 1:
         warnings.append(
             f"k is {k}, but a typical query has only {typical:g} relevant images: the graph ties them to strangers,"
             f" and diffusion can lose to k-NN; try k of {max(2, int(typical / 2) + 1)} or less"

@@ -63,13 +63,13 @@ def run(directory: Path, progress: Progress | None = None) -> list[Row]:
         progress=progress,
     )  # fmt: skip
     ours = make(directory / "digits.index", with_graph=True)
-    paper = make(directory / "digits-paper.index", support="features", keep=1000)
+    paper = make(directory / "digits-paper.index", graph="paper", support="features", keep=1000)
     expansion = QueryExpansion(ours.features)
     rows = [
         _measure("k-NN", digits, lambda q, top: ours.search(q, top, method="knn").ids),
         _measure("AQE", digits, lambda q, top: expansion.rank(ours.prepare(q), top).ids),
-        _measure("diffusion, the paper's support", digits, lambda q, top: paper.search(q, top, refine=0).ids, paper),
-        _measure("diffusion, the graph's support", digits, lambda q, top: ours.search(q, top, refine=0).ids, ours),
+        _measure("diffusion, the paper's", digits, lambda q, top: paper.search(q, top, refine=0).ids, paper),
+        _measure("diffusion, ours", digits, lambda q, top: ours.search(q, top, refine=0).ids, ours),
         _measure("the same with a second look", digits, lambda q, top: ours.search(q, top).ids, ours),
     ]
     content = [{name: value for name, value in row._asdict().items() if name != "rankings"} for row in rows]

@@ -37,7 +37,7 @@ from suffuse.store.files import write_bytes, write_json
 TRUNCATIONS, QUICK_TRUNCATIONS = (50, 100, 200, 500, 1000, 2000, 5000), (100, 300, 1000)
 _MOST_WHOLE = 10_000
 # What the paper truncates: per query (Iscen et al. early, and late), and offline.
-_TRUNCATED = ("online-early", "online-late", "features", "graph")
+_TRUNCATED = ("online-early", "online-late", "paper", "graph")
 # An eigen-decomposition and 20 regions per image are most of the time of a full run.
 _SLOW = ("spectral", *REGIONAL)
 # Cells probed by IVFADC; and candidates held by HNSW for each neighbour asked for, as fewer than one make no sense.
@@ -141,7 +141,7 @@ def measure_table(shop: Workshop, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "results": [{**result._asdict(), "what": METHODS[result.method].what} for result in results],
         "published_best": PUBLISHED_BEST.get(gallery) if network in ("siamac", "resnet") else None,
-        "advice": advise(manifest.graph, len(dataset.features), shop.setting.params.k, count_positives(dataset)),
+        "advice": advise(manifest.graph, len(dataset.features), shop.setting.params, count_positives(dataset)),
     }
 
 
@@ -197,7 +197,7 @@ def measure_approximate(shop: Workshop, quick: bool, report: Report) -> list[Row
     links = ann.build_hnsw(index.features)
     training = {"exact": 0.0, "ivfadc": middle - started, "hnsw": time.perf_counter() - middle}
     rows = []
-    for stage, method, size in (("support", "features", params.truncation), ("graph", "graph", params.k)):
+    for stage, method, size in (("support", "paper", params.truncation), ("graph", "graph", params.k)):
         kinds: list[tuple[Search, dict[str, int]]] = [("exact", {})]
         kinds += [("ivfadc", {"probes": count}) for count in probes]
         kinds += [("hnsw", {"ef": width * size}) for width in widths]

@@ -32,7 +32,7 @@ STYLES = {
     "online": Style("online, whole graph", "#cc79a7", "X", ":"),
     "online-early": Style("online, early truncation", "#d55e00", "v", "--"),
     "online-late": Style("online, late truncation", "#e69f00", "^", "--"),
-    "features": Style("offline, L nearest (the paper)", "#0072b2", "o"),
+    "paper": Style("offline, L nearest (the paper)", "#0072b2", "o"),
     "graph": Style("offline, walk's support (ours)", "#009e73", "D"),
 }
 SEARCHES = {

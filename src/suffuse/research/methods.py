@@ -107,7 +107,7 @@ class Graphs(NamedTuple):
 
 
 def make_graphs(features: Features, params: Params) -> Graphs:
-    """The exact lists of unit rows, and A and S of them."""
+    """The exact lists of unit rows, and A and S of them, as in the paper: what the methods of others run on."""
     started, starts = time.perf_counter(), range(0, len(features), _BLOCK_ROWS)
     blocks = [nearest_to_rows(features, a, min(a + _BLOCK_ROWS, len(features)), params.k) for a in starts]
     lists = Neighbors(*(np.concatenate(part) for part in zip(*blocks, strict=True)))
@@ -153,7 +153,8 @@ class Workshop:
         """The paper's: columns on the L nearest elements, stored whole."""
         params = self.setting.params
         # As they are: our code for columns would cost the paper's up to three points of mAP.
-        return self.build("features", replace(params, support="features", keep=params.truncation, values="float16"))
+        plain = replace(params, graph="paper", support="features", keep=params.truncation, values="float16")
+        return self.build("paper", plain)
 
     @cached_property
     def regional_index(self) -> Index:
@@ -217,8 +218,8 @@ def _prepare_spectral(shop: Workshop) -> Prepared:
     return _prepare_baseline(shop, method, graphs.seconds + time.perf_counter() - started, method.bytes)
 
 
-def _prepare_index(shop: Workshop, name: Literal["features", "graph", "refined"]) -> Prepared:
-    index, seeds = shop.paper_index if name == "features" else shop.graph_index, shop.setting.seeds
+def _prepare_index(shop: Workshop, name: Literal["paper", "graph", "refined"]) -> Prepared:
+    index, seeds = shop.paper_index if name == "paper" else shop.graph_index, shop.setting.seeds
     refine = shop.setting.refine if name == "refined" else 0
     return Prepared(lambda queries, top: index.search(queries.features, top, seeds, refine=refine), *_cost(index))
 
@@ -320,7 +321,7 @@ _GLOBAL = {
     "online-early": Method("the same on the L nearest, truncated before normalisation", _prepare_online, ("early",)),
     "online-late": Method("the same, sliced after normalisation", _prepare_online, ("late",)),
     "spectral": Method("fast spectral ranking (Iscen et al. 2018)", _prepare_spectral),
-    "features": Method("the paper: offline columns on the L nearest", _prepare_index, ("features",)),
+    "paper": Method("the paper: its graph and seeds, offline columns on the L nearest", _prepare_index, ("paper",)),
     "graph": Method("ours: offline columns on the walk's support", _prepare_index, ("graph",)),
     "refined": Method("ours, with a second look at the first hits", _prepare_index, ("refined",)),
 }

@@ -1,6 +1,7 @@
 """An index in PostgreSQL that is served: what `engine` does for one on disk, in SQL.
 
-Diffusion is that of `suffuse.index.search` without the second look, which needs whole columns of all candidates here.
+Diffusion is that of `suffuse.index.search` without the second look, which needs whole columns of all candidates here,
+and without districts, which are not exported.
 In a database pictures go by their ids everywhere, so an id is its own row.
 """
 
@@ -50,9 +51,9 @@ SELECT {schema}.prepared(q.vector::{vectors}.vector)::real[]
 FROM unnest(%(vectors)s::text[]) WITH ORDINALITY AS q (vector, number) ORDER BY q.number
 """
 _VECTORS: LiteralString = "SELECT i.id, i.embedding::real[] FROM {schema}.items i WHERE i.id = ANY (%(ids)s::integer[])"
-# A seed whose weight underflows has the similarity 0, as in `search.find_seeds`.
+# Each seed once, as `explain` has them.
 _START: LiteralString = """
-SELECT s.id, max(CASE WHEN s.weight > 0 THEN s.similarity ELSE 0 END) AS similarity, sum(q.sign * s.weight) AS weight
+SELECT s.id, max(greatest(s.similarity, 0)) AS similarity, sum(q.sign * s.weight) AS weight
 FROM unnest(%(vectors)s::text[], %(signs)s::double precision[]) AS q (vector, sign)
 CROSS JOIN LATERAL {schema}.seeds(q.vector::{vectors}.vector, %(seeds)s, %(exact)s) s
 GROUP BY s.id

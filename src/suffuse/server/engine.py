@@ -18,8 +18,8 @@ from suffuse.core.blas import cores
 from suffuse.errors import InvalidInput, SuffuseError
 from suffuse.index.catalogue import Catalogue
 from suffuse.index.explain import Explanation, explain
-from suffuse.index.search import Hits, Likeness, Method, Query, Searcher, compose, find_seeds, search
-from suffuse.index.snapshot import Snapshot
+from suffuse.index.search import Hits, Likeness, Method, Query, compose, find_seeds, search
+from suffuse.index.snapshot import Searcher, Snapshot
 from suffuse.server.models import Info, SearchRequest
 from suffuse.server.problems import Problem
 from suffuse.server.queries import Queries, plain_filters

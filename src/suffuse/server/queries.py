@@ -13,7 +13,8 @@ from suffuse.errors import InvalidInput
 from suffuse.images import Extractor
 from suffuse.images.network import Box
 from suffuse.images.pictures import crop
-from suffuse.index.search import Query, Searcher, compose
+from suffuse.index.search import Query, compose
+from suffuse.index.snapshot import Searcher
 from suffuse.server.models import Between, Limits, SearchRequest
 from suffuse.server.pictures import LruCache, Pictures, decode_picture
 from suffuse.server.problems import Problem

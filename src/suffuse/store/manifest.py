@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from suffuse.core import Damaged
 from suffuse.core.ann import HnswGraph
+from suffuse.core.neighbors import known_ranks
 from suffuse.core.params import LARGEST_COUNT, Params
 from suffuse.errors import IndexMissing, IndexTooNew, InvalidParams
 from suffuse.store.files import (
@@ -31,9 +32,11 @@ from suffuse.store.files import (
 )
 
 FORMAT = "suffuse-index"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 ITEMS_FILE = "items.jsonl"
+# How near the lists of elements are at some ranks: by these, seeds are weighed where graph="local".
+MARKS_FILE = "marks.npy"
 
 # Every file that an index can have, with the type it must have; a manifest that names another is refused,
 # so no manifest can make Suffuse open a file outside the directory.
@@ -58,11 +61,19 @@ ARRAY_TYPES = {
     "list_ids.npy": ("int32",),
     "list_sims.npy": ("float32",),
     "ids.npy": ("int64",),
+    MARKS_FILE: ("float16",),
+    "districts.npy": ("int32",),
+    "district_shares.npy": ("float16",),
+    "district_indptr.npy": ("int64",),
+    "district_codes.npy": ("uint8",),
+    "district_scales.npy": ("float32",),
     CHECKSUMS_FILE: ("uint64",),
 }
 IMAGE_FILES = ("image_indptr.npy", "image_rows.npy", "image_values.npy")
 GRAPH_FILES = ("graph_indptr.npy", "graph_indices.npy", "graph_weights.npy")
 LIST_FILES = ("list_ids.npy", "list_sims.npy")
+MEMBER_FILES = ("districts.npy", "district_shares.npy")
+DISTRICT_FILES = ("district_indptr.npy", "district_codes.npy", "district_scales.npy")
 HNSW_FILES = tuple(f"hnsw_{name}.npy" for name in HnswGraph._fields)
 _REQUIRED = ("features.npy", "indptr.npy")
 _CODED, _PLAIN = ("codes.npy", "scales.npy"), ("rows.npy", "values.npy")
@@ -235,6 +246,11 @@ def base_of(directory: Path, manifest: Manifest) -> Path:
     return directory / manifest.base
 
 
+def has_districts(manifest: Manifest) -> bool:
+    """Whether an index has districts: where its graph is ours, and elements are images."""
+    return manifest.params.graph == "local" and "owners.npy" not in manifest.files
+
+
 def column_files(params: Params) -> tuple[str, str]:
     """What holds the columns besides indptr.npy."""
     return _CODED if params.values == "uint8" else _PLAIN
@@ -261,6 +277,9 @@ def check_shapes(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         "list_ids.npy": (n, min(n, manifest.params.k)),
         "list_sims.npy": (n, min(n, manifest.params.k)),
         "ids.npy": (images,),
+        MARKS_FILE: (n, len(known_ranks(manifest.params.k))),
+        "districts.npy": (n, 2),
+        "district_shares.npy": (n,),
     }
     for name, shape in expected.items():
         if name in arrays and arrays[name].shape != shape:
@@ -282,6 +301,8 @@ def check_shapes(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         ("seed_search", params.seed_search, params.seed_search == "hnsw", HNSW_FILES),
         ("with_graph", params.with_graph, params.with_graph, GRAPH_FILES),
         ("with_lists", params.with_lists, params.with_lists, LIST_FILES),
+        ("graph", params.graph, params.graph == "local", (MARKS_FILE,)),
+        ("graph", params.graph, has_districts(manifest), MEMBER_FILES + DISTRICT_FILES),
     ):
         count = sum(name in arrays for name in files)
         if count != asked * len(files):
@@ -290,6 +311,10 @@ def check_shapes(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         start, *edges = (arrays[name] for name in GRAPH_FILES)
         if start[0] != 0 or {array.shape for array in edges} != {(int(start[-1]),)}:
             raise Damaged("graph_indices.npy and graph_weights.npy do not fit graph_indptr.npy")
+    if has_districts(manifest):
+        ends, codes, scales = (arrays[name] for name in DISTRICT_FILES)
+        if ends.shape != (len(scales) + 1,) or ends[0] != 0 or ends[-1] != codes.size:
+            raise Damaged("district_codes.npy and district_scales.npy do not fit district_indptr.npy")
     mean, projection = arrays.get("whitening_mean.npy"), arrays.get("whitening_projection.npy")
     if mean is projection is None and params.whiten is not None:
         raise Damaged(f"{MANIFEST} has whiten={params.whiten}, but names no whitening_mean.npy")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from suffuse.core import Damaged
 from suffuse.core.params import Params
 from suffuse.store.files import parse_array, write_whole
-from suffuse.store.manifest import Manifest
+from suffuse.store.manifest import DISTRICT_FILES, Manifest, has_districts
 
 
 class Segment(NamedTuple):
@@ -42,6 +42,12 @@ class Segment(NamedTuple):
     image_indptr: NDArray[np.int64]  # (g + 1,)
     image_rows: NDArray[np.int32]
     image_values: NDArray[Any]
+    districts: NDArray[np.int32]  # (a, 2), those of the elements that were added; empty where the index has none
+    district_shares: NDArray[np.float16]  # (a,), of the first of each
+
+
+# What segments had no word for before version 4, when no index had it.
+_SINCE_4 = ("districts", "district_shares")
 
 
 class Extent(NamedTuple):
@@ -57,9 +63,9 @@ def segment_types(params: Params) -> dict[str, tuple[str, int]]:
     numbers = "float16" if coded else params.values
     types = dict.fromkeys(Segment._fields, "int32") | dict.fromkeys(("features", "list_sims"), "float32")
     types |= dict.fromkeys(("ids", "item_offsets", "column_indptr", "image_indptr"), "int64")
-    types |= {"item_text": "uint8", "image_values": numbers}
+    types |= {"item_text": "uint8", "image_values": numbers, "district_shares": "float16"}
     types |= {"column_entries": "uint8", "column_values": "float32"} if coded else {"column_values": numbers}
-    tables = ("features", "list_ids", "list_sims")
+    tables = ("features", "list_ids", "list_sims", "districts")
     return {name: (dtype, 2 if name in tables else 1) for name, dtype in types.items()}
 
 
@@ -73,6 +79,7 @@ def empty_segment(params: Params, width: int) -> Segment:
         arrays[name] = arrays[name].reshape(0, params.k)
     for name in ("item_offsets", "column_indptr", "image_indptr"):
         arrays[name] = np.zeros(1, np.int64)
+    arrays["districts"] = arrays["districts"].reshape(0, 2)
     return Segment(**arrays)
 
 
@@ -111,10 +118,13 @@ def _read(directory: Path, described: dict[str, Any], manifest: Manifest) -> Seg
         raise Damaged(f"{name} cannot be read: {error}") from error
     if hashlib.sha256(data).hexdigest() != described["sha256"]:
         raise Damaged(f"{name} was changed or damaged: its hash is not that of the manifest")
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays = empty_segment(manifest.params, manifest.counts["dimensions"])._asdict()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            there = archive.namelist()
             for field in Segment._fields:
+                if field in _SINCE_4 and f"{field}.npy" not in there:
+                    continue
                 info = archive.getinfo(f"{field}.npy")
                 if info.compress_type != zipfile.ZIP_STORED:
                     raise Damaged(f"{name} is compressed, which Suffuse never does")
@@ -148,6 +158,8 @@ def find_misfit(segment: Segment, manifest: Manifest, extent: Extent) -> str:
         "column_values": (len(segment.column_of if params.values == "uint8" else segment.column_entries),),
         "image_indptr": (len(segment.image_of) + 1,),
         "image_values": (len(segment.image_rows),),
+        "districts": (added if has_districts(manifest) else 0, 2),
+        "district_shares": (added if has_districts(manifest) else 0,),
     }
     for name, array in segment._asdict().items():
         if array.shape != shapes.get(name, (array.size,)):
@@ -169,7 +181,12 @@ def find_misfit(segment: Segment, manifest: Manifest, extent: Extent) -> str:
         indptr = getattr(segment, name)
         if indptr[0] != 0 or indptr[-1] != len(getattr(segment, entries)) or (indptr[1:] < indptr[:-1]).any():
             return f"{name} does not fit {entries}"
-    if not np.isfinite(segment.features).all() or not np.isfinite(segment.list_sims).all():
+    known = manifest.files.get(DISTRICT_FILES[-1], {}).get("shape", [0])[0]
+    if segment.districts.size and not -1 <= segment.districts.min() <= segment.districts.max() < known:
+        return f"districts holds a district outside 0..{known - 1}"
+    if not all(
+        np.isfinite(numbers).all() for numbers in (segment.features, segment.list_sims, segment.district_shares)
+    ):
         return "it holds numbers that are not finite"
     return ""
 
@@ -187,7 +204,7 @@ def _merge_two(a: Segment, b: Segment) -> Segment:
         return b  # nothing of it is copied, and it can be large
     together: dict[str, NDArray[Any]] = {
         name: np.concatenate([getattr(a, name), getattr(b, name)])
-        for name in ("features", "owners", "ids", "item_text", "removed")
+        for name in ("features", "owners", "ids", "item_text", "removed", "districts", "district_shares")
     }
     together["item_offsets"] = np.concatenate([a.item_offsets, b.item_offsets[1:] + a.item_offsets[-1]])
     keep = ~np.isin(a.list_of, b.list_of)

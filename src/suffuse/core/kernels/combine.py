@@ -1,4 +1,4 @@
-"""The weighted sum of columns in a hash table (Algorithm 1), and the second look at it.
+"""The weights of seeds, the sum of their columns in a hash table (Algorithm 1), and the second look at it.
 
 Columns are as in `codes`, plain or coded.
 """
@@ -8,8 +8,43 @@ from numba.extending import overload
 
 from suffuse.core.kernels import codes
 from suffuse.core.kernels.codes import BROKEN, HEAD, OUTSIDE, lies_inside, number, read, read_column, room
-from suffuse.core.kernels.jit import compiled, f4, f8, helper, i8, readonly, u1, u4, u8, void, writable
+from suffuse.core.kernels.jit import compiled, f4, f8, helper, i8, readonly, u1, u2, u4, u8, void, writable
 from suffuse.core.kernels.select import EMPTY, key_of, slot_of, write_largest
+
+# A seed counts (rank for the query * rank of the query)^-this (docs/lab/graph.md).
+_SEED_POWER = 0.75
+# Distances that differ by less are the same.
+_SAME = 1e-6
+
+
+@helper
+def _rank_among(distance, marks, ranks, outside):
+    """The rank of something at this distance in a list with the distances `marks` at `ranks`; between, by logarithm."""
+    above = u8(0)
+    while above < u8(ranks.shape[0]) and number(marks[above]) < distance - f8(_SAME):
+        above += u8(1)
+    if above == u8(0):
+        return f8(1.0)
+    if above == u8(ranks.shape[0]):
+        return f8(outside)
+    nearer, further = number(marks[above - u8(1)]), number(marks[above])
+    share = min((distance - nearer) / max(further - nearer, f8(_SAME)), f8(1.0))
+    return f8(ranks[above - u8(1)]) * (f8(ranks[above]) / f8(ranks[above - u8(1)])) ** share
+
+
+@compiled(void(readonly(f4, 2), readonly(u2, 2), readonly(i8), i8, writable(f8, 2)))
+def weigh_by_ranks(sims, marks, ranks, outside, out):
+    """out = (r r')^-_SEED_POWER for seeds (m, s), the nearest first; 0 where the similarity is not above 0.
+
+    r is the place of a seed, from 1 on, and r' that of the query in the list of the seed: `marks` (m * s, r) are the
+    distances there at `ranks`, as bits of float16.
+    """
+    for q in range(u8(sims.shape[0])):
+        for s in range(u8(sims.shape[1])):
+            distance = f8(1.0) - f8(sims[q, s])
+            theirs = _rank_among(distance, marks[q * u8(sims.shape[1]) + s], ranks, outside)
+            weight = (f8(s + u8(1)) * theirs) ** -_SEED_POWER
+            out[q, s] = weight if sims[q, s] > f4(0.0) else f8(0.0)
 
 
 @helper

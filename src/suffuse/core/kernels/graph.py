@@ -1,9 +1,9 @@
-"""The mutual k-NN graph: which edges there are, their affinity (eq. 1) and its normalisation (eq. 2)."""
+"""The mutual k-NN graph: which edges there are, their affinity (eq. 1, or ours) and its normalisation (eq. 2)."""
 
 import numpy as np
 
-from suffuse.core.kernels.jit import GRAPH, compiled, f4, f8, helper, i8, readonly, u1, u4, u8, void, writable
-from suffuse.core.kernels.select import id_of, key_of, largest_first
+from suffuse.core.kernels.jit import GRAPH, compiled, f4, f8, helper, i4, i8, readonly, u1, u4, u8, void, writable
+from suffuse.core.kernels.select import id_of, key_of, largest_first, sort_ascending
 
 # Below this, numbers lose their digits, and with them S its bound on the eigenvalues: no edge.
 _SMALLEST = np.finfo(np.float64).tiny
@@ -86,6 +86,103 @@ def fill_affinity_of_listed(ids, sims, gamma, start, list_ptr, listers, indptr, 
             if other != u4(node) and lister_of[u8(other)] == u4(node):
                 end = _enter_mutual(other, sims[node, position], gamma, indptr[row], end, indices, out)
         indptr[row + u8(1)] = end
+
+
+# What a neighbour counts where two lists are compared, by its rank: 1 / (rank + 1). In whole numbers, so that a sum
+# does not depend on its order, and the graph is symmetric to the bit; 64 bits hold the sum of any list.
+_WHOLE = 1 << 28
+# The rank of the neighbour whose distance is the scale of a place.
+_SCALE_RANK = 8
+# How much an edge of the length of that scale loses, as an exponent, and the most that any edge loses: places where
+# many elements are the same have no scale.
+_FALL, _MOST_FALL = 3.0, 4.0
+# Similarities that differ by less are the same.
+_SAME = 1e-6
+
+
+@helper
+def _length(ids, node):
+    """How many entries the list of a node has; a short one ends with the node itself."""
+    length = u8(ids.shape[1])
+    while length > u8(1) and ids[node, length - u8(1)] == u4(node):
+        length -= u8(1)
+    return length
+
+
+@helper
+def _place(ids, sims, node):
+    """Of the list of a node: the similarities of the nearest and of the last, and its scale, a squared distance."""
+    length = _length(ids, node)
+    rank = min(u8(_SCALE_RANK), length - u8(1))
+    scale = f8(2.0) - f8(2.0) * f8(sims[node, rank])
+    return f8(sims[node, min(u8(1), length - u8(1))]), f8(sims[node, length - u8(1)]), max(scale, f8(_SAME))
+
+
+@helper
+def _excess(similarity, place):
+    """x: where a similarity lies between that of the last of a list (0) and that of its nearest (1)."""
+    nearest, last, _ = place
+    if nearest - last <= f8(_SAME):
+        return f8(1.0)
+    return max(similarity - last, f8(0.0)) / (nearest - last)
+
+
+@helper
+def _local_affinity(similarity, shared, a, b):
+    """cbrt(x_ab x_ba) K^1.5 exp(-3 d^2 / (s_a s_b)); the place a is that of the smaller id, for the same bits."""
+    fall = f8(_FALL) * (f8(2.0) - f8(2.0) * similarity) / (a[2] * b[2]) ** 0.5
+    local = np.cbrt(_excess(similarity, a) * _excess(similarity, b))
+    return local * shared * shared**0.5 * np.exp(-min(max(fall, f8(0.0)), f8(_MOST_FALL)))
+
+
+@compiled(void(readonly(u4, 2), readonly(f4, 2), i8, *_EDGES))
+def fill_local_affinity(ids, sims, start, indptr, indices, out):
+    """Our A of as many rows as `indptr` has places for, from `start` on; each row of `indices` is sorted.
+
+    A_ij = cbrt(x_ij x_ji) K_ij^1.5 exp(-3 d_ij^2 / (s_i s_j)) where i and j list each other and v_ij > 0: x is how far
+    the similarity stands out from the list (`_excess`), K the cosine of both lists as vectors that hold 1 / (rank + 1)
+    for each member, d the distance, and s_i that to the 8th neighbour of i.
+    """
+    k = u8(ids.shape[1])
+    counts, own = np.empty(k, np.uint64), np.zeros(ids.shape[0], np.uint64)
+    for rank in range(k):
+        counts[rank] = u8(_WHOLE) // (rank + u8(1))
+    squares = np.empty(k + u8(1), np.uint64)
+    squares[0] = u8(0)
+    for rank in range(k):
+        squares[rank + u8(1)] = squares[rank] + counts[rank] * counts[rank]
+    indptr[0] = u8(0)
+    for row in range(u8(indptr.shape[0] - 1)):
+        node, end = u8(start) + row, indptr[row]
+        length, here = _length(ids, node), _place(ids, sims, node)
+        for rank in range(length):
+            own[u8(ids[node, rank])] = counts[rank]
+        for position in range(u8(1), length):
+            other, similarity = u8(ids[node, position]), f8(sims[node, position])
+            if similarity <= f8(0.0) or not _lists(ids, other, u4(node)):
+                continue
+            shared, theirs = u8(0), _length(ids, other)
+            for rank in range(theirs):
+                shared += own[u8(ids[other, rank])] * counts[rank]
+            cosine = f8(shared) / (f8(squares[length]) * f8(squares[theirs])) ** 0.5
+            there = _place(ids, sims, other)
+            first, second = (here, there) if node < other else (there, here)
+            affinity = _local_affinity(similarity, cosine, first, second)
+            if affinity >= _SMALLEST:
+                end = _enter(u4(other), affinity, indptr[row], end, indices, out)
+        for rank in range(length):
+            own[u8(ids[node, rank])] = u8(0)
+        indptr[row + u8(1)] = end
+
+
+@compiled(void(*GRAPH, readonly(f8), writable(f8)))
+def sum_scaled(indptr, indices, affinity, scales, out):
+    """out[i] = sum_j A_ij * scales[j]."""
+    for row in range(u8(out.shape[0])):
+        total = f8(0.0)
+        for place in range(indptr[row], indptr[row + u8(1)]):
+            total += affinity[place] * scales[u8(indices[place])]
+        out[row] = total
 
 
 @compiled(void(readonly(u8), readonly(f8), writable(f8)))
@@ -236,3 +333,109 @@ def join_components(indptr, indices, out):
             out[max(a, b)] = u4(min(a, b))
     for node in range(nodes):
         out[node] = u4(_root(out, u8(node)))
+
+
+# --- districts
+
+
+@helper
+def _take_free(node, size, indptr, indices, weights, group, keys):
+    """Keys of the neighbours without a group that are tied to `node` the most, `size` at most; returns how many."""
+    free = u8(0)
+    for place in range(indptr[node], indptr[node + u8(1)]):
+        if group[u8(indices[place])] == _NONE and u8(indices[place]) != node:
+            keys[free] = key_of(weights[place], indices[place])
+            free += u8(1)
+    if free > size:
+        largest_first(keys, free, size)
+    return min(free, size)
+
+
+@compiled(i8(readonly(u4), i8, i8, *GRAPH, writable(u4)))
+def group_nodes(starts, size, most, indptr, indices, weights, out):
+    """out = the group of each node, `size` nodes that are tied the most; returns how many groups there are.
+
+    Groups are made around `starts`, all nodes in the order of their turn. A node that finds no free neighbour joins the
+    group of the neighbour it is tied to the most, of those with fewer than `most` nodes, or starts one; a node without
+    neighbours has none, 0xFFFFFFFF.
+    """
+    nodes, groups, left = u8(out.shape[0]), u8(0), u8(0)
+    keys, counts, late = np.empty(nodes, np.uint64), np.zeros(nodes, np.uint32), np.empty(nodes, np.uint32)
+    out[:] = _NONE
+    for start in starts:
+        node = u8(start)
+        if out[node] != _NONE or indptr[node] == indptr[node + u8(1)]:
+            continue
+        taken = _take_free(node, u8(size - 1), indptr, indices, weights, out, keys)
+        if taken == u8(0):
+            late[left] = start
+            left += u8(1)
+            continue
+        out[node], counts[groups] = u4(groups), u4(taken + u8(1))
+        for k in range(taken):
+            out[u8(id_of(keys[k]))] = u4(groups)
+        groups += u8(1)
+    for node in late[:left]:
+        best, heaviest = groups, f8(-1.0)
+        for place in range(indptr[u8(node)], indptr[u8(node) + u8(1)]):
+            theirs = out[u8(indices[place])]
+            if theirs != _NONE and u8(counts[u8(theirs)]) < u8(most) and weights[place] > heaviest:
+                best, heaviest = u8(theirs), weights[place]
+        groups += u8(best == groups)
+        out[u8(node)] = u4(best)
+        counts[best] += u4(1)
+    return i8(groups)
+
+
+@compiled(
+    void(readonly(u8), readonly(u4), readonly(u4), readonly(f8), *GRAPH, writable(u8), writable(u4), writable(f8))
+)
+def merge_groups(group_ptr, members, group, scales, indptr, indices, weights, new_indptr, new_indices, out):
+    """The sums of weights[i, j] * scales[i] * scales[j] between groups: row g has those of members[group_ptr[g]:...].
+
+    Rows are sorted. Where `out` has no room, only `new_indptr` is written.
+    """
+    groups = u8(group_ptr.shape[0] - 1)
+    sums, touched, end = np.zeros(groups), np.empty(groups, np.uint64), u8(0)
+    new_indptr[0] = u8(0)
+    for g in range(groups):
+        count = u8(0)
+        for m in range(group_ptr[g], group_ptr[g + u8(1)]):
+            node = u8(members[m])
+            for place in range(indptr[node], indptr[node + u8(1)]):
+                other = u8(indices[place])
+                to = u8(group[other])
+                if sums[to] == f8(0.0):
+                    touched[count] = to
+                    count += u8(1)
+                sums[to] += weights[place] * scales[node] * scales[other]
+        sort_ascending(touched, count)
+        for t in range(count):
+            if out.shape[0] > 0:
+                new_indices[end + t], out[end + t] = u4(touched[t]), sums[touched[t]]
+            sums[touched[t]] = f8(0.0)
+        end += count
+        new_indptr[g + u8(1)] = end
+
+
+@compiled(void(readonly(i8), readonly(u4), readonly(f4), readonly(i4), writable(i4, 2), writable(f4)))
+def find_districts(indptr, entries, values, home, districts, shares):
+    """The two districts with the most of each vector, and the share of the first of them; -1 where there is none.
+
+    Vector i has values[indptr[i]:indptr[i + 1]] at `entries`; `home` is the district of each node.
+    """
+    for row in range(u8(shares.shape[0])):
+        start, stop = u8(indptr[row]), u8(indptr[row + u8(1)])
+        first, second, most, more = i4(-1), i4(-1), f4(0.0), f4(0.0)
+        for a in range(start, stop):
+            district, total = home[u8(entries[a])], f4(0.0)
+            if district < i4(0) or district in (first, second):
+                continue
+            for b in range(a, stop):
+                total += values[b] if home[u8(entries[b])] == district else f4(0.0)
+            if total > most:
+                first, second, most, more = district, first, total, most
+            elif total > more:
+                second, more = district, total
+        districts[row, 0], districts[row, 1] = first, second if second >= i4(0) else first
+        shares[row] = most / (most + more) if first >= i4(0) else f4(1.0)
