@@ -128,17 +128,7 @@ def compact(index: IndexArgument, as_json: JsonOption = False) -> None:
     Searches go on meanwhile. It takes as long as a build without its search for neighbours, and the space of a second
     index while it works.
     """
-    with _open_to_change(index) as opened:
-        from suffuse.index.writer import compact as compact_index
-
-        with progress_bars() as progress:
-            summary = compact_index(index, progress=progress)
-        if summary.generation == opened.manifest.generation:
-            say(f"{index}: nothing to compact, it has not changed since it was built or compacted")
-        else:
-            say(f"{index}: {pluralize(summary.images, 'image')}, compacted as generation {summary.generation}")
-            say(f"{pluralize(summary.solved, 'column')} solved, none stale, {summary.seconds:.1f} s")
-        _finish(opened, [_Done("compacted", [], summary)], as_json)
+    _make_base(index, "compacted", "nothing to compact, it has not changed since it was built or compacted", as_json)
 
 
 def upgrade(index: IndexArgument, as_json: JsonOption = False) -> None:
@@ -146,16 +136,22 @@ def upgrade(index: IndexArgument, as_json: JsonOption = False) -> None:
 
     Its ranking changes: that is the point. It takes as long as `compact`, and searches go on meanwhile.
     """
+    _make_base(index, "upgraded", "nothing to upgrade, it has the graph of today", as_json)
+
+
+def _make_base(index: Path, what: Literal["compacted", "upgraded"], nothing: str, as_json: bool) -> None:
+    """Make a new base of an index, and say what it did, or that there was nothing to do."""
     with _open_to_change(index) as opened:
-        from suffuse.index.writer import upgrade as upgrade_index
+        from suffuse.index import writer
 
         with progress_bars() as progress:
-            summary = upgrade_index(index, progress=progress)
+            summary = {"compacted": writer.compact, "upgraded": writer.upgrade}[what](index, progress=progress)
         if summary.generation == opened.manifest.generation:
-            say(f"{index}: nothing to upgrade, it has the graph of today")
+            say(f"{index}: {nothing}")
         else:
-            say(f"{index}: {pluralize(summary.images, 'image')}, upgraded as generation {summary.generation}")
-        _finish(opened, [_Done("upgraded", [], summary)], as_json)
+            say(f"{index}: {pluralize(summary.images, 'image')}, {what} as generation {summary.generation}")
+            say(f"{pluralize(summary.solved, 'column')} solved, none stale, {summary.seconds:.1f} s")
+        _finish(opened, [_Done(what, [], summary)], as_json)
 
 
 def _parse_ids(opened: "Index", texts: Sequence[str]) -> list[int]:
