@@ -36,7 +36,7 @@ def test_a_folder_becomes_an_index_that_finds_its_pictures(suffuse, photos, tmp_
     assert "1 file skipped:" in err
     assert "bad.png: " in err
     assert f"{COUNT} pictures, {COUNT} vectors of {CHANNELS} dimensions" in err
-    assert "k 5, not whitened" in err
+    assert "k 50, not whitened" in err
     opened = library.Index.open(index)
     assert opened.items[2]["name"] == "003.jpg"
     assert (opened.items[2]["width"], opened.items[2]["height"]) == (90, 50)
@@ -156,7 +156,7 @@ def test_an_unknown_network_is_one_line(suffuse, photos, tmp_path):
 
 
 def test_k_and_whitening_suit_the_number_of_pictures():
-    assert [suggest_k(n, regions=False) for n in (2, 24, 100, 400, 500, 10**6)] == [5, 5, 10, 40, 50, 50]
+    assert [suggest_k(n, regions=False) for n in (2, 24, 100, 400, 500, 10**6)] == [50] * 6
     assert [suggest_k(n, regions=True) for n in (24, 10**6)] == [20, 200]
     assert suggest_whitening(2047, 1280) is None
     assert suggest_whitening(2048, 1280) == 512

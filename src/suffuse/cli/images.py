@@ -92,7 +92,9 @@ def images(
         int | None,
         Option(metavar="D", help="PCA-whiten to D dimensions; 0 for none.", show_default="512 from 2,048 pictures"),
     ] = None,
-    k: Annotated[int | None, Option("--k", help="Neighbours in the graph.", show_default="by picture count")] = None,
+    k: Annotated[
+        int | None, Option("--k", help="Length of the neighbour lists.", show_default="50; of regions by picture count")
+    ] = None,
     force: ForceOption = False,
 ) -> None:
     """Make an index of a folder of pictures: find them, extract features, build.
@@ -130,14 +132,11 @@ def images(
 
 
 def suggest_k(pictures: int, regions: bool) -> int:
-    """Neighbours in the graph for so many pictures.
+    """The length of lists for so many pictures: of regions, four times a tenth of the pictures, 20 to 200.
 
-    The paper's 50 (200 for regions) suits sets in which things have dozens of views. Where k is larger than the number
-    of views, edges lead to other things and diffusion loses to k-NN; a small folder rarely has more views of one
-    thing than a tenth of its pictures.
+    One vector for each picture needs no rule: the graph looks at what is near, however long its lists are.
     """
-    k = min(50, max(5, pictures // 10))
-    return 4 * k if regions else k
+    return 4 * min(50, max(5, pictures // 10)) if regions else Params().k
 
 
 def suggest_whitening(pictures: int, dimensions: int) -> int | None:

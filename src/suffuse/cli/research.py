@@ -97,7 +97,7 @@ def evaluate(
         str, Option(metavar="A,B,...", help="Methods to compare; 'all' for every one the data allows.")
     ] = "knn,aqe,online-early,paper,graph,refined",
     seeds: SeedsOption = 10,
-    regional_k: RegionalKOption = 50,
+    regional_k: RegionalKOption = 200,
     regional_seeds: Annotated[int, Option(help="Nearest regions of each region of a query to start from.")] = 3,
     pooling: Annotated[
         Literal["sum", "max", "gmp"], Option(help="How the regional method makes one score of an image's regions.")
@@ -176,7 +176,7 @@ def reproduce(
     output: Annotated[Path, Option("-o", "--output", metavar="DIR", help="Where tables and figures go.")],
     judged: DataOptions,
     params: Annotated[Params, ("k", "whiten", "whiten_power")],
-    regional_k: RegionalKOption = 50,
+    regional_k: RegionalKOption = 200,
     quick: Annotated[bool, Option("--quick", help="Fewer methods and points: minutes instead of an hour.")] = False,
     pictures: Annotated[bool, Option(help="Show photographs in the page, where there are thumbnails.")] = True,
 ) -> None:
