@@ -177,7 +177,8 @@ def test_ctrl_c_ends_a_build_soon_and_it_resumes(given, tmp_path):
     assert process.returncode == -signal.SIGINT
     assert complaint.rstrip().endswith("KeyboardInterrupt")
     assert_unfinished(path)
-    assert assert_resumes(given, path) == BLOCKS + 5
+    # Both threads finish what they are at; one that is just between two blocks takes no other.
+    assert BLOCKS + 4 <= assert_resumes(given, path) <= BLOCKS + 5
 
 
 KILLED_AT_RENAME = """
