@@ -141,7 +141,7 @@ def describe_table(raw: Raw) -> list[str]:
     params = raw["setting"]["params"]
     notes = [
         f"k {params['k']}, alpha {params['alpha']}, gamma {params['gamma']}, L {params['truncation']:,},"
-        f" {params['keep']:,} entries kept of a column (features: all, as float16), whitening"
+        f" {params['keep']:,} entries kept of a column (paper: all, as float16), whitening"
         f" {'none' if params['whiten'] is None else params['whiten']} (power {params['whiten_power']}),"
         f" {raw['setting']['seeds']} seeds. Time is the median of single queries on one thread, in the best of several"
         " rounds. Gain is the difference in mAP to k-NN with the 95% interval of a paired bootstrap over queries."
