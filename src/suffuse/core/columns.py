@@ -19,13 +19,13 @@ from suffuse.core.params import Params
 # Images whose vectors are summed at a time.
 _IMAGE_BLOCK = 1024
 
-# Steps of the walk that chooses a support; measured on Oxford5k, more change nothing (design.md).
+# Steps of the walk that chooses a support; measured on Oxford5k, more change nothing (docs/lab/columns.md).
 WALK_STEPS = 8
 
 # What is said of a column that kernels cannot read.
 DAMAGED_COLUMN = "a column of the index is damaged"
 
-# Steps for columns that are only drafts; measured on Oxford5k, more change nothing (docs/how-it-works.md).
+# Steps for columns that are only drafts; measured on Oxford5k, more change nothing (docs/lab/columns.md).
 _DRAFT_STEPS = 4
 
 # Supports of fewer nodes are not shared: eight columns would leave each too little of it. Measured on Oxford5k, where

@@ -238,7 +238,7 @@ class _Writer:
     def _solve(self, segment: Segment) -> tuple[Segment, int, int]:
         """The segment with the lists that change and the columns of what is new and of its neighbours.
 
-        And how many lists that are, and columns. Stale ones hear of what is new, too, unless they hold images.
+        And how many lists and columns that are. Stale columns get entries for what is new, unless they hold images.
         """
         stored, params = self._stored, self._manifest.params
         old, rows = stored.shape[0], stored.ids.count + len(segment.ids)
